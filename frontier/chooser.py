@@ -1,0 +1,94 @@
+"""Picks the recipe for a case from evidence, and says why in one sentence.
+
+Takes    a case, a machine, committed records.
+Gives    a `Choice`; refusals of what was passed over.
+Knows nothing of how records were made.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from frontier.case import Case
+from frontier.errors import Unsupported
+from frontier.machine import Machine
+from frontier.recipe import REFERENCE, Recipe, parse_recipe
+from frontier.record import Record, read_records
+
+# What to try where no record speaks: exact float32 arithmetic with a fused kernel.
+UNTRIED = ("fp32/packed/efficient", "fp32/packed/flash")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A recipe and the sentence that justifies it; `passed_over` has the reason for each better one refused."""
+
+    recipe: Recipe
+    why: str
+    passed_over: tuple[str, ...] = ()
+
+
+def choose(case: Case, machine: Machine, wanted: str | None = None, records: Iterable[Record] | None = None) -> Choice:
+    """The recipe for a case: the one asked for, or the fastest that evidence admits and the canary passes.
+
+    Order    passing records of this case on this card, fastest first; then of the nearest case on this card;
+             then of this case on other cards; then float32 with a fused kernel; then the reference.
+    Raises   Unsupported if the recipe asked for refuses: there is no silent fallback.
+    """
+    from frontier.layers.canary import why_not
+
+    known = [r for r in (read_records() if records is None else records) if r.passed and r.median_s]
+    if wanted is not None:
+        base = _candidates(case, machine, known)[0][0]
+        recipe = parse_recipe(wanted, base)
+        reason = why_not(case, recipe, machine)
+        if reason is not None:
+            raise Unsupported(
+                f"recipe {recipe} cannot serve case {case.name} on {machine.name}: {reason}",
+                hint="`frontier machine` lists the kernels that can; leave out --recipe to let evidence choose",
+            )
+        return Choice(recipe, "asked for")
+    passed_over: list[str] = []
+    for recipe, why in _candidates(case, machine, known):
+        reason = why_not(case, recipe, machine)
+        if reason is None:
+            return Choice(recipe, why, tuple(passed_over))
+        passed_over.append(f"{recipe}: {reason}")
+    return Choice(REFERENCE, "nothing faster is admissible here", tuple(passed_over))
+
+
+def _candidates(case: Case, machine: Machine, records: list[Record]) -> list[tuple[Recipe, str]]:
+    """Recipes to try, best first, each once, with the reason for trying it."""
+    here = [r for r in records if r.machine == machine.name]
+    groups = (
+        (_of_case(here, case), "fastest passing record of this case on this card"),
+        (_nearest(here, case), "no record of this case; the nearest on this card"),
+        (_of_case(records, case) if machine.has_card else [], "no record of this card; passed elsewhere"),
+    )
+    found: dict[Recipe, str] = {}
+    for group, why in groups:
+        for record in sorted(group, key=lambda r: r.median_s or math.inf):
+            recipe = parse_recipe(record.recipe, REFERENCE)
+            found.setdefault(recipe, f"{why}: case {record.case['name']}, {record.machine}, {record.median_s:.3g} s")
+    for text in UNTRIED:
+        found.setdefault(parse_recipe(text, REFERENCE), "no record is near: float32 with a fused kernel")
+    return list(found.items())
+
+
+def _of_case(records: list[Record], case: Case) -> list[Record]:
+    """Records of the same problem: everything but seeds, batch size and name is equal."""
+    keys = ("seq_len", "d_model", "heads", "ffn_dim", "layers", "causal")
+    return [r for r in records if all(r.case[key] == getattr(case, key) for key in keys)]
+
+
+def _nearest(records: list[Record], case: Case) -> list[Record]:
+    """Records of the nearest length among those whose width and heads, which decide the error, are equal."""
+    same = [r for r in records if (r.case["d_model"], r.case["heads"]) == (case.d_model, case.heads)]
+    if not same:
+        return []
+    distance = min(_length_distance(r, case) for r in same)
+    return [r for r in same if _length_distance(r, case) == distance]
+
+
+def _length_distance(record: Record, case: Case) -> float:
+    return abs(math.log(record.case["seq_len"] / case.seq_len))

@@ -1,0 +1,230 @@
+"""The command line: parse, call one function, print.
+
+Takes    arguments.
+Gives    data on stdout, talk on stderr, an exit code.
+Knows nothing of how anything is done. Torch is imported only inside the commands that need it.
+"""
+
+import json
+import os
+import shutil
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from frontier import __version__
+from frontier.options import Door, case_of, case_options, machine_of, machine_options, plan_options
+
+
+@click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__)
+def cli() -> None:
+    """Exact attention over sequences and batches that no card can hold, streamed from host to host.
+
+    Exit codes: 0 done and right, 1 a verdict failed, 2 bad input, 3 does not fit or not supported here,
+    4 a number that is not finite, 130 stopped by request.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
+
+
+@cli.command()
+@click.argument("toml", nargs=-1)
+@machine_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON line a case.")
+def cases(toml: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """The shipped cases, or those given as names or TOML files: work, bytes, and whether they fit here."""
+    from frontier.case import Case, shipped_names
+    from frontier.chooser import choose
+    from frontier.errors import FrontierError
+    from frontier.planner import plan as make_plan
+    from frontier.show import show_case
+    from frontier.units import show_bytes
+
+    machine = machine_of(options)
+    for name in toml or shipped_names():
+        case = Case.load(name)
+        try:
+            planned = make_plan(case, machine, choose(case, machine).recipe)
+            fits = f"fits here: {planned.num_slices} slices, {show_bytes(planned.held_bytes('card'))} on the device"
+        except FrontierError as refusal:
+            planned, fits = None, f"does not fit here: {refusal}"
+        if as_json:
+            facts = {"flops": case.flops, "input_bytes": case.input_bytes, "output_bytes": case.input_bytes}
+            facts |= {"dense_scores_bytes": case.dense_scores_bytes, "fits": planned is not None}
+            click.echo(json.dumps(case.as_dict() | facts))
+        else:
+            dense = show_bytes(case.dense_scores_bytes)
+            click.echo(f"{show_case(case)}\n    a dense reference needs {dense} of scores a layer; {fits}")
+
+
+@cli.command()
+@machine_options
+@click.option("--case", "case_name", default="14", show_default=True, help="Kernels are tried at its length.")
+@click.option("--json", "as_json", is_flag=True)
+def machine(case_name: str, as_json: bool, **options: Any) -> None:
+    """The card, the host, and the attention kernels that pass a canary here, each refusal with its reason."""
+    import dataclasses
+
+    from frontier.case import Case
+    from frontier.layers.canary import why_not
+    from frontier.recipe import WORDS, Recipe
+    from frontier.show import show_machine
+    from frontier.stream.pinned import probe_pinning
+
+    found = machine_of(options)
+    case = Case.load(case_name)
+    precision = "fp16" if found.has_card else "fp32"
+    kernels = {
+        word: why_not(case, Recipe(precision=precision, projection="packed", attention=word), found)  # type: ignore[arg-type]
+        for word in WORDS["attention"]
+    }
+    pinning = probe_pinning() if found.has_card else None
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found) | {"attention": kernels, "pinning_s_per_gib": pinning}))
+    else:
+        click.echo(show_machine(found, kernels, f"{precision}, at {case.seq_len:,} positions", pinning))
+
+
+@cli.command()
+@case_options
+@machine_options
+@plan_options
+@click.option("--json", "as_json", is_flag=True)
+def plan(as_json: bool, **options: Any) -> None:
+    """The ledger of bytes against budgets, the cut, the time to expect. Allocates nothing; exit 3: does not fit."""
+    from frontier.estimate import estimate
+    from frontier.record import read_records
+    from frontier.show import show_plan
+
+    planned, choice = _plan_of(options)
+    guess = estimate(planned, read_records(), not options["resident"])
+    if as_json:
+        click.echo(json.dumps(planned.as_dict() | {"case": planned.case.as_dict(), "estimate": guess._asdict()}))
+    else:
+        click.echo(show_plan(planned, choice.why, guess, _free_disk_bytes(options)))
+
+
+@cli.command()
+@case_options
+@machine_options
+@plan_options
+@click.option("--input", "input_path", help="FILE.npy or FILE.safetensors instead of seeded rows.")
+@click.option("--input-tensor", help="Which tensor of a .safetensors input, if it holds several.")
+@click.option("--weights", type=click.Path(path_type=Path), help="FILE.safetensors instead of seeded weights.")
+@click.option("--mask", help="FILE.npy, bool [batch_size, seq_len]: which tokens are valid.")
+@click.option("--passes", type=click.IntRange(1), default=1, show_default=True, help="Times through the batch.")
+@click.option("--ceilings/--no-ceilings", default=None, help="Also time card and road alone  [default: with 2+ passes]")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [default: runs/CASE-TIME]")
+@click.option("--overwrite", is_flag=True, help="Replace an existing output file and run directory.")
+@click.option("--trace", type=click.Path(path_type=Path), help="FILE.json in Chrome's trace format, for Perfetto.")
+@click.option("--poison", is_flag=True, help="Fill every slot with NaN before use: a check of the pipeline.")
+@click.option("--allow-nonfinite", is_flag=True, help="Go on if the input holds a NaN or infinity.")
+@click.option("--json", "as_json", is_flag=True, help="The record as one JSON line.")
+@click.option("--quiet", is_flag=True, help="No progress, no talk.")
+def run(as_json: bool, quiet: bool, **options: Any) -> None:
+    """Stream a case from host to host through the card, and leave a run directory for the referee."""
+    from frontier.errors import DataError
+    from frontier.show import show_plan_line, show_record
+    from frontier.start import start
+
+    if options["input_path"] and options["output"] == "none" and _is_default("output"):
+        raise DataError(
+            "an input file was given and no place for its output",
+            hint="add --output FILE.npy, or --output none to drop it",
+        )
+    planned, choice = _plan_of(options)
+    run_dir = options.pop("run_dir") or Path("runs") / f"{Path(planned.case.name.split()[0]).stem}-{_now()}"
+    if not quiet:
+        click.echo(show_plan_line(planned, choice.why), err=True)
+    record = start(planned, run_dir, quiet=quiet, **options)
+    click.echo(record.to_json() if as_json else f"{show_record(record)}\nrun dir   {run_dir}")
+
+
+@cli.command()
+@case_options
+@machine_options
+@click.option("--recipe", help="Words such as fp16/packed/cudnn; parts left out are chosen.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many, from the case's on.")
+@click.option("--json", "as_json", is_flag=True)
+@click.option("--quiet", is_flag=True)
+def proxy(recipe: str | None, seeds: int, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Stream at a length whose dense reference fits, and judge every element by the official rule.
+
+    Without --seq-len: the longest that fits the budget, up to 16,384.
+    """
+    from frontier.start import proxy_records
+
+    seq_len = options["seq_len"]
+    case, found = case_of(options), machine_of(options)
+    failed = 0
+    for record in proxy_records(case, found, recipe, seeds, given_length=seq_len is not None, quiet=quiet):
+        verdict = record.verdicts["proxy"]
+        failed += verdict["verdict"] != "pass"
+        click.echo(record.to_json() if as_json else record.notes["sentence"])
+    if failed:
+        raise SystemExit(1)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def referee(arguments: tuple[str, ...]) -> None:
+    """Judge a run directory in float64: `frontier referee RUN_DIR` is `referee check RUN_DIR`."""
+    from referee.cli import cli as referee_cli
+
+    referee_cli.main(["check", *arguments], prog_name="frontier referee")
+
+
+@cli.command()
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 if RESULTS.md or the README is out of date.")
+def report(check: bool) -> None:
+    """Write RESULTS.md and the README's tables from the committed records."""
+    from frontier.report.markdown import write_report
+
+    changed = write_report(check=check)
+    for path in changed:
+        click.echo(f"{path} {'is out of date' if check else 'written'}")
+    if check and changed:
+        raise SystemExit(1)
+
+
+def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
+    """Case, machine, recipe and plan of a command's options, which lose the words that were used."""
+    from frontier.chooser import choose
+    from frontier.planner import Keeping
+    from frontier.planner import plan as make_plan
+
+    case, found = case_of(options), machine_of(options)
+    if options["watch"] is None:
+        options["watch"] = tuple(dict.fromkeys((0, case.batch_size - 1)))
+    choice = choose(case, found, options.pop("recipe"))
+    output = options["output"]
+    keeping = Keeping(
+        resident_input=options["resident"],
+        output=output if output in ("none", "memory") else "file",
+        watched_rows=len(options["watch"]),
+        masked=bool(options.get("mask")),
+    )
+    free_bytes = _free_disk_bytes(options)
+    planned = make_plan(
+        case, found, choice.recipe, keeping, ring_depth=options.pop("ring_depth"), free_disk_bytes=free_bytes
+    )
+    return planned, choice
+
+
+def _free_disk_bytes(options: dict[str, Any]) -> int | None:
+    """Free bytes where the output file would lie; None without one."""
+    if options["output"] in ("none", "memory"):
+        return None
+    folder = Path(options["output"]).resolve().parent
+    return shutil.disk_usage(folder).free if folder.is_dir() and os.access(folder, os.R_OK) else None
+
+
+def _is_default(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.DEFAULT
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

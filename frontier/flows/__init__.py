@@ -1,0 +1,1 @@
+"""How a plan is carried out: whole rows."""

@@ -1,0 +1,196 @@
+"""A plan made real: weights packed, slots allocated, lanes open; what passes are run on.
+
+Takes    a plan and the stack's float32 weights.
+Gives    timed passes, the two ceilings they are held against, measured peaks.
+Knows nothing of run directories, records or the command line.
+"""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frontier.data.protocols import Sink, Source
+from frontier.data.watch import Watcher
+from frontier.errors import DoesNotFit
+from frontier.flows.whole import WholeRows, copy_work, input_is_finite, output_is_finite
+from frontier.layers.block import matmul_precision
+from frontier.layers.weights import State, pack
+from frontier.planner import Plan
+from frontier.spans import Span, cut
+from frontier.stream.lanes import CudaLanes, HostLanes, Lanes, Work
+from frontier.stream.pipeline import stream
+from frontier.stream.ring import Slot, make_ring
+from frontier.stream.trace import Event
+from frontier.units import MIB, show_bytes
+
+# Of the half-precision matmul that a run's rate is held against.
+_GEMM_SIZE = 8192
+
+Watch = Callable[[Event], None]
+
+
+class NotFinite(Exception):
+    """A slice with a NaN or infinity came by and was not written; the runner finds out where it began."""
+
+    def __init__(self, rows: Span, of_input: bool) -> None:
+        super().__init__(rows, of_input)
+        self.rows, self.of_input = rows, of_input
+
+
+class Engine:
+    """Holds what a plan planned, from `with` to its end.
+
+    Raises   DoesNotFit if the card or the host refuses what was planned.
+    """
+
+    def __init__(self, plan: Plan, state: State, valid_BS: Tensor | None = None) -> None:
+        self.plan = plan
+        self.device = torch.device(plan.machine.device)
+        self.flow = WholeRows(plan=plan, stack=pack(state, plan.case, plan.recipe, self.device), valid_BS=valid_BS)
+        self.slots: list[Slot] = []
+        self.lanes: Lanes = HostLanes()
+        self._precision = matmul_precision(plan.recipe)
+
+    def __enter__(self) -> "Engine":
+        case, plan = self.plan.case, self.plan
+        self._precision.__enter__()
+        if plan.machine.has_card:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.lanes = CudaLanes(self.device)
+        with self._explained():
+            self.slots = make_ring(plan.ring_depth, (plan.slice_rows, case.seq_len, case.d_model), self.device)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for slot in self.slots:
+            slot.release()
+        self.slots = []
+        self._precision.__exit__(None, None, None)
+
+    def run_pass(
+        self,
+        source: Source,
+        sink: Sink,
+        watcher: Watcher | None = None,
+        watch: Watch = lambda event: None,
+        *,
+        work: Work | None = None,
+        poison: bool = False,
+        allow_nonfinite: bool = False,
+    ) -> float:
+        """Carry the whole batch through once; return its seconds, first read to last write.
+
+        Raises   NotFinite if a slice is not finite (with `allow_nonfinite`: if its input was and its output is
+                 not); DoesNotFit if memory ran out after all; whatever source or sink raise.
+        """
+
+        def read(rows: Span, pinned_in_BSD: Tensor) -> None:
+            source.read(rows, pinned_in_BSD)
+            if watcher is not None:
+                watcher.saw_input(rows, pinned_in_BSD)
+
+        def write(rows: Span, pinned_out_BSD: Tensor, pinned_note: Tensor) -> None:
+            finite_in, finite_out = input_is_finite(pinned_note), output_is_finite(pinned_note)
+            if (not finite_in and not allow_nonfinite) or (finite_in and not finite_out):
+                raise NotFinite(rows, of_input=not finite_in)
+            sink.write(rows, pinned_out_BSD)
+            if watcher is not None:
+                watcher.saw_output(rows, pinned_out_BSD)
+
+        spans = cut(self.plan.case.batch_size, self.plan.slice_rows)
+        began_s = time.perf_counter()
+        with self._explained():
+            stream(
+                spans,
+                self.slots,
+                self.lanes,
+                read=read,
+                work=work or self.flow.work,
+                write=write,
+                watch=watch,
+                poison=poison,
+            )
+        return time.perf_counter() - began_s
+
+    def time_road(self, source: Source, sink: Sink) -> float:
+        """Seconds of a pass that only copies: transport alone."""
+        return self.run_pass(source, sink, work=copy_work)
+
+    def time_card(self) -> float:
+        """Seconds of the same work on rows that already lie in the slots: the card alone."""
+        began_s = time.perf_counter()
+        stream_here = self.lanes.compute if isinstance(self.lanes, CudaLanes) else None
+        with torch.cuda.stream(stream_here), self._explained():
+            for turn, rows in enumerate(cut(self.plan.case.batch_size, self.plan.slice_rows)):
+                slot, taken = self.slots[turn % len(self.slots)], slice(0, len(rows))
+                self.flow.work(rows, slot.device_in_BSD[taken], slot.device_out_BSD[taken], slot.device_note)
+        self.lanes.drain()
+        return time.perf_counter() - began_s
+
+    def upload_once(self, source: Source, row: int) -> Tensor:
+        """One row of the source on the device, in the first slot. For finding faults, after the stream has ended."""
+        slot = self.slots[0]
+        source.read(Span(row, row + 1), slot.pinned_in_BSD[:1])
+        slot.device_in_BSD[:1].copy_(slot.pinned_in_BSD[:1])
+        return slot.device_in_BSD[0]
+
+    def measure_gemm_tflops(self) -> float | None:
+        """The card's half-precision matmul rate in this very run, or None without a card or the room for it."""
+        room = self.plan.allocator_bytes - torch.cuda.memory_allocated() if self.plan.machine.has_card else 0
+        if room < 3 * 2 * _GEMM_SIZE**2 + 64 * MIB:
+            return None
+        a, b = (torch.randn(_GEMM_SIZE, _GEMM_SIZE, device=self.device, dtype=torch.float16) for _ in range(2))
+        out = torch.empty_like(a)
+        rates = []
+        for _ in range(6):
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            torch.mm(a, b, out=out)
+            ended.record()
+            ended.synchronize()
+            rates.append(2 * _GEMM_SIZE**3 / (began.elapsed_time(ended) / 1e3) / 1e12)
+        return float(statistics.median(rates[1:]))
+
+    def peaks(self) -> dict[str, Any]:
+        """Bytes at their highest since the engine was made, under the record's names."""
+        card = self.plan.machine.has_card
+        return {
+            "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if card else None,
+            "device_allocated_peak_bytes": torch.cuda.max_memory_allocated(self.device) if card else None,
+            "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+
+    def _explained(self) -> "_OutOfMemoryExplained":
+        return _OutOfMemoryExplained(self.plan)
+
+
+class _OutOfMemoryExplained:
+    """Turns the allocator's out-of-memory into our refusal, which shows the plan beside what was held."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            held = torch.cuda.max_memory_allocated(self._plan.machine.device)
+            raise DoesNotFit(
+                f"the card ran out of memory: {show_bytes(held)} were allocated, "
+                f"the plan has {show_bytes(self._plan.allocator_bytes)} besides the CUDA context",
+                hint="another program may hold the rest of the card: lower --device-budget or --ring-depth",
+            ) from error
+
+
+def host_pool(cores: int) -> ThreadPoolExecutor:
+    """Threads for hashing watched rows, one a core."""
+    return ThreadPoolExecutor(cores, "frontier-host")

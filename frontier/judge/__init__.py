@@ -1,0 +1,1 @@
+"""Comparing numbers under the contract's rule."""

@@ -1,0 +1,116 @@
+"""The table of attention kernels: how to call each, and why it would refuse.
+
+Takes    q, k, v as views of `[B, S, H, K]`.
+Gives    the context in the same layout; refusals as text.
+Knows nothing of projections, slices or lanes.
+
+Letters  B rows, S positions, H heads, K head width.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from frontier.case import Case
+from frontier.machine import Machine
+from frontier.recipe import Recipe
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+Refuses = Callable[[Case, Recipe, Machine], str | None]
+
+
+class Kernel(NamedTuple):
+    """One way to attend: the call, and the reason for which it cannot serve a case here, or None."""
+
+    attend: Attend
+    refuses: Refuses
+
+
+def dense(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
+    """The contract's arithmetic: float32 scores materialised, masked, softmaxed, multiplied."""
+    q_BHSK, k_BHSK, v_BHSK = (t.transpose(1, 2).float() for t in (q_BSHK, k_BSHK, v_BSHK))
+    scores_BHSS = q_BHSK @ k_BHSK.transpose(2, 3)
+    scores_BHSS.mul_(q_BSHK.shape[-1] ** -0.5)
+    if causal:
+        hidden_SS = torch.ones(scores_BHSS.shape[-2:], dtype=torch.bool, device=scores_BHSS.device).triu_(1)
+        scores_BHSS.masked_fill_(hidden_SS, -torch.inf)
+    context_BHSK = torch.softmax(scores_BHSS, dim=-1) @ v_BHSK
+    return context_BHSK.transpose(1, 2).to(q_BSHK.dtype)
+
+
+def _sdpa(backend: SDPBackend) -> Attend:
+    def attend(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
+        q_BHSK, k_BHSK, v_BHSK = (t.transpose(1, 2) for t in (q_BSHK, k_BSHK, v_BSHK))
+        # One backend only: SDPA raises where that one cannot serve, instead of falling back to another.
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q_BHSK, k_BHSK, v_BHSK, is_causal=causal).transpose(1, 2)
+
+    return attend
+
+
+def fa4(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
+    """FlashAttention 4 (CuTe DSL), called directly: SDPA's own FA4 switch fails on torch 2.11."""
+    from flash_attn.cute.interface import flash_attn_func
+
+    # Bottom-right causal alignment, the same as top-left here: queries and keys have one length.
+    answer = flash_attn_func(q_BSHK, k_BSHK, v_BSHK, causal=causal)
+    context_BSHK: Tensor = answer[0] if isinstance(answer, tuple) else answer
+    return context_BSHK
+
+
+def _never(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    return None
+
+
+def _cudnn_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    return _fused_refuses(case, recipe, machine, needs=(8, 0), widest=256 if machine.capability == (9, 0) else 128)
+
+
+def _flash_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    if not machine.has_card:
+        return None if not recipe.is_half else "half precision attention is slow and untested on the CPU"
+    return _fused_refuses(case, recipe, machine, needs=(8, 0), widest=256)
+
+
+def _efficient_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    return None if machine.has_card else "memory-efficient attention needs a card"
+
+
+def _fa4_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    reason = _fused_refuses(case, recipe, machine, needs=(9, 0), widest=128)
+    if reason is None and not _is_installed("flash_attn.cute"):
+        return "the package flash-attn-4 is not installed"
+    return reason
+
+
+def _fused_refuses(case: Case, recipe: Recipe, machine: Machine, *, needs: tuple[int, int], widest: int) -> str | None:
+    if machine.capability is None:
+        return "it needs a card"
+    if machine.capability < needs:
+        return f"compute capability {machine.capability_text}, needs {needs[0]}.{needs[1]}"
+    if not recipe.is_half:
+        return f"precision {recipe.precision}, needs fp16 or bf16"
+    if case.head_width % 8 or case.head_width > widest:
+        return f"head width {case.head_width}, needs a multiple of 8 up to {widest}"
+    return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+ATTENTION: dict[str, Kernel] = {
+    "dense": Kernel(dense, _never),
+    "cudnn": Kernel(_sdpa(SDPBackend.CUDNN_ATTENTION), _cudnn_refuses),
+    "flash": Kernel(_sdpa(SDPBackend.FLASH_ATTENTION), _flash_refuses),
+    "efficient": Kernel(_sdpa(SDPBackend.EFFICIENT_ATTENTION), _efficient_refuses),
+    "fa4": Kernel(fa4, _fa4_refuses),
+}

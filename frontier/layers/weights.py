@@ -1,0 +1,168 @@
+"""A stack's weights: made from a seed or loaded from a file, then packed for a recipe.
+
+Takes    a case and a seed, or a safetensors file.
+Gives    the float32 state by the contract's names; packed views on a device.
+Knows nothing of how the weights are used.
+
+Letters  D width, F feed-forward width, O outputs, I inputs.
+"""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from frontier.case import Case
+from frontier.errors import DataError
+from frontier.recipe import Recipe
+
+State = dict[str, Tensor]
+
+
+class Linear(NamedTuple):
+    """`h W^T + b`; in the working precision of a recipe."""
+
+    weight_OI: Tensor
+    bias_O: Tensor
+
+
+class Norm(NamedTuple):
+    """Gain and bias of a LayerNorm; always float32."""
+
+    weight_D: Tensor
+    bias_D: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer's weights on a device. `projections` is (q, k, v), or one Linear over all three."""
+
+    norm1: Norm
+    projections: tuple[Linear, ...]
+    out: Linear
+    norm2: Norm
+    ffn_in: Linear
+    ffn_out: Linear
+
+
+class Stack(NamedTuple):
+    """All layers' weights on a device, and the norm that ends them."""
+
+    layers: tuple[Layer, ...]
+    final_norm: Norm
+
+
+def expected_shapes(case: Case) -> dict[str, tuple[int, ...]]:
+    """The state-dict names and shapes of the contract, in the order in which a seed fills them."""
+    D, F = case.d_model, case.ffn_dim
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(name: str, *weight: int) -> None:
+        shapes[f"{name}.weight"] = weight
+        shapes[f"{name}.bias"] = weight[:1]
+
+    for i in range(case.layers):
+        add(f"layers.{i}.norm1", D)
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            add(f"layers.{i}.attention.{part}", D, D)
+        add(f"layers.{i}.norm2", D)
+        add(f"layers.{i}.ffn_in", F, D)
+        add(f"layers.{i}.ffn_out", D, F)
+    add("final_norm", D)
+    return shapes
+
+
+def seeded_state(case: Case) -> State:
+    """The float32 weights that the case's seed makes: PyTorch's default initialisation, on the CPU.
+
+    Order    modules in the order of `expected_shapes`; a Linear draws its weight, then its bias; a LayerNorm
+             draws nothing. The caller's random state is left as it was.
+    Source   configs/CONTRACT.md, section 1.
+    """
+    state: State = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(case.seed)
+        for name, shape in expected_shapes(case).items():
+            module_name, _, kind = name.rpartition(".")
+            if kind != "weight":
+                continue
+            module = nn.LayerNorm(shape[0]) if len(shape) == 1 else nn.Linear(shape[1], shape[0])
+            state[f"{module_name}.weight"] = module.weight.detach()
+            state[f"{module_name}.bias"] = module.bias.detach()
+    return state
+
+
+def load_state(path: Path, case: Case) -> State:
+    """The float32 weights of a safetensors file, every name and shape checked before anything is read.
+
+    Raises   DataError listing missing, extra and misshapen names, with the nearest matches.
+    """
+    if not path.is_file():
+        raise DataError(f"no weights file `{path}`", hint="give --weights a .safetensors file")
+    expected = expected_shapes(case)
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _check_names(path, expected, found)
+            state = {name: file.get_tensor(name) for name in expected}
+    except (SafetensorError, OSError) as reason:
+        raise DataError(f"{path.name} is not a whole safetensors file: {reason}", hint="write it again") from None
+    for name, tensor in state.items():
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            raise DataError(f"{path.name}: `{name}` is {tensor.dtype}", hint="weights are floating-point")
+        if not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"{path.name}: `{name}` holds a NaN or infinity", hint="weights must be finite")
+    return {name: tensor.to(torch.float32) for name, tensor in state.items()}
+
+
+def _check_names(path: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+    faults = []
+    extra = [name for name in found if name not in expected]
+    for name in expected:
+        if name not in found:
+            nearest = difflib.get_close_matches(name, extra, n=1, cutoff=0.6)
+            faults.append(f"missing `{name}`" + (f" (nearest in the file: `{nearest[0]}`)" if nearest else ""))
+        elif found[name] != expected[name]:
+            faults.append(f"`{name}` is {list(found[name])}, the case needs {list(expected[name])}")
+    for name in extra:
+        nearest = difflib.get_close_matches(name, expected, n=1, cutoff=0.6)
+        faults.append(f"unknown `{name}`" + (f" (nearest known: `{nearest[0]}`)" if nearest else ""))
+    if faults:
+        shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        raise DataError(
+            f"{path.name} holds {len(found)} tensors, {len(faults)} do not fit: {shown}",
+            hint=f"the case needs {len(expected)} tensors, named as in configs/CONTRACT.md; nothing was loaded",
+        )
+
+
+def pack(state: State, case: Case, recipe: Recipe, device: torch.device) -> Stack:
+    """The state cast to the recipe's precision and packed, once, on the device. Norms stay float32."""
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(recipe.precision, torch.float32)
+
+    def linear(*names: str) -> Linear:
+        weight_OI = torch.cat([state[f"{name}.weight"] for name in names])
+        bias_O = torch.cat([state[f"{name}.bias"] for name in names])
+        return Linear(weight_OI.to(device, dtype), bias_O.to(device, dtype))
+
+    def norm(name: str) -> Norm:
+        return Norm(state[f"{name}.weight"].to(device), state[f"{name}.bias"].to(device))
+
+    layers = []
+    for i in range(case.layers):
+        names = [f"layers.{i}.attention.{part}_proj" for part in "qkv"]
+        packed = recipe.projection == "packed"
+        layers.append(
+            Layer(
+                norm1=norm(f"layers.{i}.norm1"),
+                projections=(linear(*names),) if packed else tuple(linear(name) for name in names),
+                out=linear(f"layers.{i}.attention.out_proj"),
+                norm2=norm(f"layers.{i}.norm2"),
+                ffn_in=linear(f"layers.{i}.ffn_in"),
+                ffn_out=linear(f"layers.{i}.ffn_out"),
+            )
+        )
+    return Stack(tuple(layers), norm("final_norm"))

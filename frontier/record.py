@@ -1,0 +1,140 @@
+"""What a measured run leaves behind, to and from one JSON line. Imports no torch.
+
+Takes    numbers from the runner.
+Gives    a `Record`; records of a folder; the machine's versions and this code's commit.
+Knows nothing of how the numbers came about.
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from frontier import __version__
+from frontier.errors import DataError
+
+SCHEMA = 1
+PACKAGE = Path(__file__).resolve().parent
+EVIDENCE = PACKAGE.parent / "configs" / "evidence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measured run. `None` means not measured; a refused run says why and has no times.
+
+    Units    seconds and bytes; a FLOP is a multiply or an add, causal attention counts what is visible.
+    """
+
+    kind: str
+    case: dict[str, Any]
+    recipe: str
+    machine: str
+    command: str
+    versions: dict[str, str]
+    commit: str | None
+    source_sha256: str
+    started: str
+    plan: dict[str, Any] = field(default_factory=dict)
+    input: str = "on-the-fly"
+    output: str = "none"
+    flops: int = 0
+    pass_s: tuple[float, ...] = ()
+    first_slice_s: float | None = None
+    startup_s: float | None = None
+    busy_s: dict[str, float] = field(default_factory=dict)
+    card_s: tuple[float, ...] = ()
+    road_s: tuple[float, ...] = ()
+    gemm_tflops: float | None = None
+    device_planned_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    device_allocated_peak_bytes: int | None = None
+    host_planned_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    verdicts: dict[str, Any] = field(default_factory=dict)
+    refused: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    @property
+    def median_s(self) -> float | None:
+        return statistics.median(self.pass_s) if self.pass_s else None
+
+    @property
+    def tflops(self) -> float | None:
+        return self.flops / self.median_s / 1e12 if self.median_s else None
+
+    @property
+    def of_the_wall(self) -> float | None:
+        """How near the run came to the slower of its two ceilings: the card alone, the road alone."""
+        walls = [statistics.median(wall) for wall in (self.card_s, self.road_s) if wall]
+        return max(walls) / self.median_s if walls and self.median_s else None
+
+    @property
+    def passed(self) -> bool:
+        """Judged at least once, and never found wrong."""
+        given = [verdict.get("verdict") for verdict in self.verdicts.values()]
+        return bool(given) and all(verdict == "pass" for verdict in given)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(", ", ": "))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Record":
+        """Raises DataError if the line is no record of this schema."""
+        try:
+            table = json.loads(line)
+            for key in ("pass_s", "card_s", "road_s"):
+                table[key] = tuple(table.get(key, ()))
+            return cls(**table)
+        except (ValueError, TypeError, AttributeError) as reason:
+            raise DataError(f"not a record of schema {SCHEMA}: {reason}", hint="see frontier/record.py") from None
+
+
+def read_records(folder: Path = EVIDENCE) -> Iterator[Record]:
+    """Every record in the folder's .jsonl files, by file name, then line.
+
+    Raises   DataError naming file and line.
+    """
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            if line.strip():
+                try:
+                    yield Record.from_json(line)
+                except DataError as reason:
+                    raise DataError(f"{path.name}:{number}: {reason}", hint=reason.hint) from None
+
+
+def versions() -> dict[str, str]:
+    """Python, and the packages that numbers may depend on, as installed."""
+    found = {"python": platform.python_version(), "frontier": __version__}
+    for package in ("torch", "triton", "numpy", "flash-attn-4", "nvidia-cudnn-cu13"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The checkout's commit, marked when files differ from it; None outside a checkout."""
+    try:
+        run = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def source_sha256() -> str:
+    """A fingerprint of this package's own code: it names what ran where there is no commit."""
+    total = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        total.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""RESULTS.md and the README's tables, from records."""

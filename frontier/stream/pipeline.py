@@ -1,0 +1,141 @@
+"""The loop that carries spans through the five verbs, several at once, at any depth.
+
+Takes    spans, slots, lanes, and callables for read, work and write.
+Gives    everything written, or the first error, with all threads ended.
+Knows nothing of cases, layers, files or what the numbers mean.
+"""
+
+import contextlib
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from frontier.spans import Span
+from frontier.stream.lanes import Lanes, Work
+from frontier.stream.ring import Slot
+from frontier.stream.trace import Event
+
+Read = Callable[[Span, Tensor], None]
+Write = Callable[[Span, Tensor, Tensor], None]
+"""`write(span, pinned_out_BSD, pinned_note)`"""
+
+
+@dataclass(slots=True)
+class _Trip:
+    """One slice's passage through one slot."""
+
+    span: Span
+    read: Future[Slot]
+    written: Future[None] | None = None
+
+
+class _Stopped(Exception):
+    """A thread was asked to end because another one failed; never leaves this file."""
+
+
+def stream(
+    spans: Iterable[Span],
+    slots: list[Slot],
+    lanes: Lanes,
+    *,
+    read: Read,
+    work: Work,
+    write: Write,
+    watch: Callable[[Event], None] = lambda event: None,
+    poison: bool = False,
+) -> None:
+    """Carry each span through read, upload, compute, download and write; return when all are written.
+
+    Depth    is the number of slots; with one slot nothing overlaps, which is the debug mode.
+    Order    spans are read, worked on and written in order, each verb on its own thread or lane.
+    Raises   whatever read, work or write raised first; later slices are not written.
+    """
+    free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+    for slot in slots:
+        free.put(slot)
+    reader = ThreadPoolExecutor(1, "frontier-read")
+    writer = ThreadPoolExecutor(1, "frontier-write")
+    failed = False
+
+    # No synchronisation besides this queue and the marks is needed: a slot is lent again only after its last
+    # write ended, and by then its upload, compute and download have ended too.
+    def read_one(span: Span) -> Slot:
+        slot = None if failed else free.get()
+        if slot is None or failed:
+            raise _Stopped
+        if poison:
+            slot.poison_host()
+        began_s = time.perf_counter()
+        read(span, slot.pinned_in_BSD[: len(span)])
+        watch(Event("read", span, began_s, time.perf_counter()))
+        return slot
+
+    def write_one(span: Span, slot: Slot, wait: Callable[[], list[Event]]) -> None:
+        nonlocal failed
+        try:
+            events = wait()
+            if failed:
+                raise _Stopped
+            for event in events:
+                watch(event)
+            began_s = time.perf_counter()
+            write(span, slot.pinned_out_BSD[: len(span)], slot.pinned_note)
+            watch(Event("write", span, began_s, time.perf_counter()))
+            free.put(slot)
+        except BaseException:
+            failed = True
+            free.put(None)  # wakes a reader that waits for this slot
+            raise
+
+    trips: list[_Trip] = []
+    started = (_Trip(span, reader.submit(read_one, span)) for span in spans)
+    try:
+        for trip in ahead(min(1, len(slots) - 1), started):
+            trips.append(trip)
+            slot = trip.read.result()
+            mark = lanes.carry(trip.span, slot, work, poison)  # queues the work; does not wait for it
+            trip.written = writer.submit(write_one, trip.span, slot, mark.wait)
+        for trip in trips:
+            assert trip.written is not None
+            trip.written.result()
+    except BaseException as error:
+        failed = True
+        free.put(None)
+        first = _first_failure(trips, error)
+        if first is not error:
+            raise first from None
+        raise
+    finally:
+        free.put(None)
+        writer.shutdown(wait=True, cancel_futures=failed)
+        reader.shutdown(wait=True, cancel_futures=True)
+        if failed:
+            with contextlib.suppress(RuntimeError):  # a broken card repeats its error; the first one counts
+                lanes.drain()
+
+
+def ahead(extra: int, started: Iterable[_Trip]) -> Iterator[_Trip]:
+    """Yield `started` in order, keeping up to `extra` later items already started."""
+    waiting: deque[_Trip] = deque()
+    for trip in started:
+        waiting.append(trip)
+        if len(waiting) > extra:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _first_failure(trips: list[_Trip], error: BaseException) -> BaseException:
+    """The error that began it: a stopped thread only follows another's failure."""
+    if not isinstance(error, _Stopped):
+        return error
+    for trip in trips:
+        if trip.written is not None and not trip.written.cancelled():
+            reason = trip.written.exception()
+            if reason is not None and not isinstance(reason, _Stopped):
+                return reason
+    return error

@@ -1,0 +1,74 @@
+"""Slots: the buffers that one slice travels in, allocated once and lent in turn.
+
+Takes    a depth, the shape of the largest slice, a device.
+Gives    slots; poison for checks.
+Knows nothing of files, layers or what the numbers mean.
+
+Letters  B rows of the largest slice, S positions, D width.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from frontier.stream.pinned import PinnedBuffer
+
+NOTE_LENGTH = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """Buffers for one slice on its way: in and out, on the host and on the device.
+
+    A *note* is a few numbers that the work leaves beside its output; they travel down with it.
+    """
+
+    pinned_in_BSD: Tensor
+    pinned_out_BSD: Tensor
+    pinned_note: Tensor
+    device_in_BSD: Tensor
+    device_out_BSD: Tensor
+    device_note: Tensor
+    owned: list[PinnedBuffer] = field(default_factory=list)
+
+    def poison_host(self) -> None:
+        """Fill the host buffers with NaN, so that a read or download that is skipped cannot go unseen."""
+        for tensor in (self.pinned_in_BSD, self.pinned_out_BSD, self.pinned_note):
+            tensor.fill_(math.nan)
+
+    def poison_device(self) -> None:
+        """The same on the device, on the current lane."""
+        for tensor in (self.device_in_BSD, self.device_out_BSD, self.device_note):
+            tensor.fill_(math.nan)
+
+    def release(self) -> None:
+        for buffer in self.owned:
+            buffer.release()
+        self.owned.clear()
+
+
+def make_ring(depth: int, shape_BSD: tuple[int, int, int], device: torch.device) -> list[Slot]:
+    """`depth` slots for slices of up to `shape_BSD` float32 values; pinned memory only where there is a card."""
+    return [_make_slot(shape_BSD, device) for _ in range(depth)]
+
+
+def _make_slot(shape_BSD: tuple[int, int, int], device: torch.device) -> Slot:
+    owned: list[PinnedBuffer] = []
+
+    def host(*shape: int) -> Tensor:
+        if device.type == "cpu":
+            return torch.zeros(shape)
+        owned.append(PinnedBuffer(*shape))
+        return owned[-1].tensor
+
+    return Slot(
+        pinned_in_BSD=host(*shape_BSD),
+        pinned_out_BSD=host(*shape_BSD),
+        pinned_note=host(NOTE_LENGTH),
+        device_in_BSD=torch.empty(shape_BSD, device=device),
+        device_out_BSD=torch.empty(shape_BSD, device=device),
+        device_note=torch.zeros(NOTE_LENGTH, device=device),
+        owned=owned,
+    )

@@ -28,20 +28,33 @@ class Choice:
     passed_over: tuple[str, ...] = ()
 
 
-def choose(case: Case, machine: Machine, wanted: str | None = None, records: Iterable[Record] | None = None) -> Choice:
+def choose(
+    case: Case,
+    machine: Machine,
+    wanted: str | None = None,
+    records: Iterable[Record] | None = None,
+    *,
+    try_kernels: bool = True,
+) -> Choice:
     """The recipe for a case: the one asked for, or the fastest that evidence admits and the canary passes.
 
     Order    passing records of this case on this card, fastest first; then of the nearest case on this card;
              then of this case on other cards; then float32 with a fused kernel; then the reference.
+    `try_kernels=False` believes each kernel's rule without running its canary: for overviews of many cases.
+
     Raises   Unsupported if the recipe asked for refuses: there is no silent fallback.
     """
+    from frontier.layers.attention import ATTENTION
     from frontier.layers.canary import why_not
+
+    def refusal(recipe: Recipe) -> str | None:
+        return (why_not if try_kernels else ATTENTION[recipe.attention].refuses)(case, recipe, machine)
 
     known = [r for r in (read_records() if records is None else records) if r.passed and r.median_s]
     if wanted is not None:
         base = _candidates(case, machine, known)[0][0]
         recipe = parse_recipe(wanted, base)
-        reason = why_not(case, recipe, machine)
+        reason = refusal(recipe)
         if reason is not None:
             raise Unsupported(
                 f"recipe {recipe} cannot serve case {case.name} on {machine.name}: {reason}",
@@ -50,7 +63,7 @@ def choose(case: Case, machine: Machine, wanted: str | None = None, records: Ite
         return Choice(recipe, "asked for")
     passed_over: list[str] = []
     for recipe, why in _candidates(case, machine, known):
-        reason = why_not(case, recipe, machine)
+        reason = refusal(recipe)
         if reason is None:
             return Choice(recipe, why, tuple(passed_over))
         passed_over.append(f"{recipe}: {reason}")

@@ -47,7 +47,7 @@ def cases(toml: tuple[str, ...], as_json: bool, **options: Any) -> None:
     for name in toml or shipped_names():
         case = Case.load(name)
         try:
-            planned = make_plan(case, machine, choose(case, machine).recipe)
+            planned = make_plan(case, machine, choose(case, machine, try_kernels=False).recipe)
             fits = f"fits here: {planned.num_slices} slices, {show_bytes(planned.held_bytes('card'))} on the device"
         except FrontierError as refusal:
             planned, fits = None, f"does not fit here: {refusal}"

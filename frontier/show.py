@@ -17,6 +17,8 @@ from frontier.units import show_bytes, show_flops, show_seconds
 
 _PLACE_TITLES = {"card": "on the card", "pinned": "pinned on the host", "host": "host memory", "disk": "disk"}
 
+_HOST_TITLES = {**_PLACE_TITLES, "card": "device (the host)", "pinned": "slots on the host"}
+
 
 def show_case(case: Case) -> str:
     """One line: shape, bytes, work."""
@@ -48,7 +50,7 @@ def _ledger_lines(plan: Plan, free_disk_bytes: int | None) -> Iterator[str]:
         entries = [entry for entry in plan.ledger if entry.place == place]
         if not entries and place == "disk":
             continue
-        yield f"  {_PLACE_TITLES[place]}"
+        yield f"  {_PLACE_TITLES[place] if plan.machine.has_card else _HOST_TITLES[place]}"
         for entry in entries:
             yield f"    {entry.name:<34}{show_bytes(entry.num_bytes):>14}"
         yield from _total_lines(plan, place, limits[place])

@@ -16,7 +16,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from referee.crew import Crew, count_cores
 from referee.errors import CannotJudge
 from referee.files import hash_file, open_npy
 from referee.inputs import BLOCK_POSITIONS, expect_hash, hash_row, read_row, read_run_weights
-from referee.layer import Shape, block_of, count_work, run_stack
+from referee.layer import Shape, Tick, block_of, count_work, run_stack
 from referee.manifest import Manifest, Watched, read_manifest
 from referee.progress import Progress
 
@@ -83,8 +83,9 @@ def judge(
         shape = Shape(
             layers=case.layers, heads=case.heads, d_model=case.d_model, ffn_dim=case.ffn_dim, causal=case.causal
         )
-        picks = [_picks(valid_BS, entry.row, wanted_P, case.seq_len) for entry in watched]
-        work = [count_work(shape, int(kept_S.sum()), picked_P) for kept_S, picked_P in picks]
+        everything_S = torch.ones(case.seq_len, dtype=torch.bool)
+        kept = [everything_S if valid_BS is None else valid_BS[entry.row] for entry in watched]
+        work = [count_work(shape, int(kept_S.sum()), _places(kept_S, wanted_P)) for kept_S in kept]
         flops, exps = sum(flops for flops, _ in work), sum(exps for _, exps in work)
         flops_per_s, exps_per_s = crew.measure()
         estimated_s = flops / flops_per_s + exps / exps_per_s
@@ -96,13 +97,10 @@ def judge(
         progress.start(flops)
         results: list[tuple[Watched, Tally, float]] = []
         try:
-            for entry, (kept_S, picked_P) in zip(watched, picks, strict=True):
+            for entry, kept_S in zip(watched, kept, strict=True):
                 row_begun_s = time.monotonic()
-                reference_PD = torch.zeros(len(wanted_P), case.d_model, dtype=torch.float64)
-                if len(picked_P):
-                    x_SD = read_row(manifest, entry.row, crew)[kept_S].double()
-                    answer_PD = run_stack(x_SD, picked_P, weights, shape, crew, scores_bytes, progress.tick)
-                    reference_PD[kept_S[wanted_P]] = answer_PD
+                x_SD = read_row(manifest, entry.row, crew)
+                reference_PD = recompute(x_SD, kept_S, wanted_P, weights, shape, crew, scores_bytes, progress.tick)
                 tally = _compare_row(manifest, entry, reference_PD, wanted_P, crew)
                 results.append((entry, tally, time.monotonic() - row_begun_s))
                 progress.say(f"row {entry.row}: {tally.verdict} after {results[-1][2]:,.1f} s")
@@ -139,15 +137,32 @@ def _choose_rows(manifest: Manifest, rows: Sequence[int] | None) -> list[Watched
     return [there[row] for row in sorted(set(rows))] if rows else list(there.values())
 
 
-def _picks(valid_BS: Tensor | None, row: int, wanted_P: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
-    """Which positions of a row are valid, and the places of the wanted ones among them.
+def _places(kept_S: Tensor, wanted_P: Tensor) -> Tensor:
+    """Where the wanted positions that are kept stand among all that are kept."""
+    return (kept_S.cumsum(0) - 1)[wanted_P][kept_S[wanted_P]]
+
+
+def recompute(
+    x_SD: Tensor,
+    kept_S: Tensor,
+    wanted_P: Tensor,
+    weights: Mapping[str, Tensor],
+    shape: Shape,
+    crew: Crew,
+    scores_bytes: int,
+    tick: Tick = lambda flops: None,
+) -> Tensor:
+    """A row's float64 output `[P, D]` at the wanted positions: 0 at those that are not kept, the invalid ones.
 
     Exact    with no positional encoding, an invalid position that no query sees and whose output is 0 might as
              well not exist: the valid ones, close together, are a row of their own, causal order kept.
     """
-    valid_S = torch.ones(seq_len, dtype=torch.bool) if valid_BS is None else valid_BS[row]
-    place_S = valid_S.cumsum(0) - 1
-    return valid_S, place_S[wanted_P][valid_S[wanted_P]]
+    answer_PD = torch.zeros(len(wanted_P), x_SD.shape[1], dtype=torch.float64)
+    places_P = _places(kept_S, wanted_P)
+    if len(places_P):
+        x_SD = x_SD[kept_S].double()
+        answer_PD[kept_S[wanted_P]] = run_stack(x_SD, places_P, weights, shape, crew, scores_bytes, tick)
+    return answer_PD
 
 
 def _read_mask(manifest: Manifest) -> Tensor | None:

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""The whole series of case 14 on one card, in one go, since card time is scarce.
+
+Takes    an output file and, where the checkout has no history, the commit to put into the records.
+Gives    one record a line, each with the seconds of its whole command and the referee's verdict; a log.
+Knows nothing of frontier but its command line.
+
+    python scripts/series.py --output configs/evidence/nvidia-h200.jsonl
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FRONTIER = [sys.executable, "-c", "from frontier.cli import cli; cli()"]
+REFEREE = [sys.executable, "-c", "from referee.cli import cli; cli()"]
+RUNS = Path("runs/series")
+
+CUDNN, FA4 = ["--recipe", "fp16/packed/cudnn"], ["--recipe", "fp16/packed/fa4"]
+RESIDENT, FLY = ["--resident", "--passes", "3"], ["--on-the-fly"]
+
+
+def series(output_folder: str) -> dict[str, tuple[list[str], bool]]:
+    """Name -> (arguments of `frontier run --case 14`, whether the referee judges that very run)."""
+    file = ["--output", f"{output_folder}/case14.npy", "--overwrite"]
+    return {
+        "whole command, on the fly": ([*CUDNN, *FLY], False),
+        "resident": ([*CUDNN, *RESIDENT], True),
+        "resident, FA4": ([*FA4, *RESIDENT], True),
+        "on the fly": ([*CUDNN, *FLY, "--passes", "3"], False),
+        "on the fly, FA4": ([*FA4, *FLY, "--passes", "3"], False),
+        "12 GiB card": ([*CUDNN, *RESIDENT, "--device-budget", "12GiB"], False),
+        "12 GiB card, FA4": ([*FA4, *RESIDENT, "--device-budget", "12GiB"], False),
+        "6 GiB card": ([*CUDNN, *RESIDENT, "--device-budget", "6GiB"], False),
+        "6 GiB card, FA4": ([*FA4, *RESIDENT, "--device-budget", "6GiB"], False),
+        "to a file": ([*CUDNN, *FLY, *file], False),
+        "whole command, on the fly, FA4": ([*FA4, *FLY], False),
+        "resident, flash": (["--recipe", "fp16/packed/flash", *RESIDENT], False),
+        "bf16, a recipe one may ask for": (["--recipe", "bf16/packed/cudnn", *FLY], False),
+    }
+
+
+HEADLINES = ("resident", "resident, FA4", "12 GiB card, FA4", "6 GiB card, FA4", "on the fly, FA4")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, help="records go here, one a line")
+    parser.add_argument("--commit", help="for a checkout without history")
+    parser.add_argument("--only", help="names of the series, separated by `;`")
+    parser.add_argument("--proxy-seeds", type=int, default=3)
+    parser.add_argument("--referee", choices=("yes", "no", "only"), default="yes", help="only: judge what ran before")
+    parser.add_argument("--output-folder", default="/dev/shm", help="where the run with a file output writes it")
+    options = parser.parse_args()
+    chosen = {
+        n: v for n, v in series(options.output_folder).items() if not options.only or n in options.only.split(";")
+    }
+    records: dict[str, dict[str, Any]] = {}
+    if options.referee != "only":
+        run_all(chosen, options, records)
+    if options.referee != "no":
+        judge_all([name for name, (_, judged) in chosen.items() if judged], records)
+    with options.output.open("a") as file:
+        for record in records.values():
+            file.write(json.dumps(record) + "\n")
+    print(f"{len(records)} records appended to {options.output}", file=sys.stderr)
+
+
+def run_all(chosen: dict[str, tuple[list[str], bool]], options: Any, records: dict[str, dict[str, Any]]) -> None:
+    """Proxies first (correct, then fast), then every run, each in a process of its own."""
+    for kernel in (CUDNN, FA4):
+        seeds = str(options.proxy_seeds)
+        answer, _ = call([*FRONTIER, "proxy", "--case", "14", *kernel, "--seeds", seeds, "--json"])
+        for line in answer.splitlines():
+            record = json.loads(line)
+            records[f"proxy {record['recipe']} {record['case']['seed']}"] = stamped(record, options.commit)
+            print(record["notes"]["sentence"], file=sys.stderr, flush=True)
+    for name, (arguments, _) in chosen.items():
+        folder = RUNS / slug(name)
+        shutil.rmtree(folder, ignore_errors=True)
+        command = ["run", "--case", "14", *arguments, "--run-dir", str(folder), "--json", "--quiet"]
+        answer, seconds = call([*FRONTIER, *command])
+        for path in Path(options.output_folder).glob("case14.npy*"):
+            path.unlink()
+        if not answer.strip():
+            continue
+        record = stamped(json.loads(answer), options.commit)
+        record["command"] = " ".join(["frontier", *command[:-4]])
+        record["notes"] |= {"name": name, "command_s": round(seconds, 2), "headline": name in HEADLINES}
+        if "--device-budget" in arguments:
+            record["notes"]["device_budget"] = arguments[arguments.index("--device-budget") + 1]
+        records[name] = record
+        print(f"{name}: passes {record['pass_s']}, card {record['card_s']}, whole command {seconds:.1f} s", flush=True)
+
+
+def judge_all(names: list[str], records: dict[str, dict[str, Any]]) -> None:
+    """Every watched row, every position, in float64 on the CPU."""
+    for name in names:
+        folder = RUNS / slug(name)
+        call([*REFEREE, "check", str(folder)])
+        verdict_file = folder / "verdict.json"
+        if verdict_file.is_file():
+            record = records.setdefault(name, json.loads((folder / "record.json").read_text()))
+            record["verdicts"]["referee"] = summary(json.loads(verdict_file.read_text()))
+            print(f"{name}: referee {record['verdicts']['referee']}", flush=True)
+
+
+def summary(verdict: dict[str, Any]) -> dict[str, Any]:
+    """What a record keeps of the referee's verdict file."""
+    total, worst = verdict["total"], verdict["total"]["worst"]
+    return {
+        "verdict": verdict["verdict"],
+        "rows": len(verdict["rows"]),
+        "positions": verdict["positions"],
+        "elements": total["elements"],
+        "failing": total["failing"],
+        "budget": worst["budget_fraction"],
+        "place": f"row {worst['row']}, position {worst['position']}, channel {worst['channel']}",
+        "seconds": verdict["wall_s"],
+        "threads": verdict["threads"],
+    }
+
+
+def call(command: list[str]) -> tuple[str, float]:
+    """Standard output and seconds of one command; its talk goes to our stderr."""
+    began_s = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.perf_counter() - began_s
+    print(f"[{seconds:6.1f} s, exit {done.returncode}] {' '.join(command[3:])}", file=sys.stderr, flush=True)
+    return done.stdout, seconds
+
+
+def stamped(record: dict[str, Any], commit: str | None) -> dict[str, Any]:
+    record["commit"] = commit or record["commit"]
+    return record
+
+
+def slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+if __name__ == "__main__":
+    main()

@@ -199,7 +199,7 @@ def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
     case, found = case_of(options), machine_of(options)
     if options["watch"] is None:
         options["watch"] = tuple(dict.fromkeys((0, case.batch_size - 1)))
-    choice = choose(case, found, options.pop("recipe"))
+    choice = choose(case, found, options.pop("recipe"), passes=options.get("passes", 1))
     output = options["output"]
     keeping = Keeping(
         resident_input=options["resident"],

@@ -53,18 +53,18 @@ def start(
     Order    inputs first, the output's space last: a refused run leaves nothing behind.
     Raises   DataError, CaseError or RunDirError before anything is computed.
     """
-    case = plan.case
+    case, threads = plan.case, min(8, plan.machine.cores)
     with contextlib.ExitStack() as undo:
         source = None
         if input_path is not None:
-            source = open_source(input_path, case, input_tensor, threads=min(8, plan.machine.cores))
+            source = open_source(input_path, case, input_tensor, threads)
             undo.callback(source.close)
         state = None if weights is None else load_state(weights, case)
         valid_BS = None if mask is None else _partial_mask(mask, case)
         if trace is not None and not trace.resolve().parent.is_dir():
             raise DataError(f"no folder `{trace.resolve().parent}` for --trace", hint="make it, or name another file")
         kept = RunDir(run_dir, overwrite)
-        sink = _open_sink(output, case, overwrite)
+        sink = _open_sink(output, case, overwrite, threads)
         progress = Progress(case.batch_size * passes, case.row_bytes, quiet)
         undo.callback(progress.close)
         choices = Choices(
@@ -98,12 +98,12 @@ def _partial_mask(path: str, case: Case) -> Tensor | None:
     return None if bool(valid_BS.all()) else valid_BS
 
 
-def _open_sink(output: str, case: Case, overwrite: bool) -> Sink:
+def _open_sink(output: str, case: Case, overwrite: bool, threads: int) -> Sink:
     if output == "none":
         return NullSink()
     if output == "memory":
         return MemorySink(case)
-    return NpySink(output, case, overwrite)
+    return NpySink(output, case, overwrite, threads)
 
 
 def proxy_records(

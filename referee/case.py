@@ -18,13 +18,7 @@ OFFICIAL_ATOL, OFFICIAL_RTOL = 2e-3, 2e-2
 MOST_LAYERS = 4096  # so that the names of a hostile manifest's weights still fit in memory
 RANGES = {"seed": (0, 2**63 - 1), "row": (0, 2**40), "layers": (1, MOST_LAYERS)}
 DEFAULTS = {"causal": True, "seed": 1234, "input_scale": 1.0, "atol": OFFICIAL_ATOL, "rtol": OFFICIAL_RTOL}
-WORDS = {
-    str: "a text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    dict: "a table",
-}
+WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a finite number", dict: "a table"}
 Kind = TypeVar("Kind", str, bool, int, float, dict[str, Any])
 
 

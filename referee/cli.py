@@ -20,16 +20,7 @@ import click
 
 from referee.errors import CannotJudge
 
-UNITS = {
-    "": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "kb": 1000,
-    "mb": 10**6,
-    "gb": 10**9,
-}
+UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40, "kb": 1000, "mb": 10**6, "gb": 10**9}
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
@@ -74,8 +65,7 @@ def _door() -> Iterator[None]:
     except Exception as fault:
         traceback.print_exc()
         click.echo(
-            f"error: no verdict: {fault}\nhint: the referee itself failed; please report the lines above",
-            err=True,
+            f"error: no verdict: {fault}\nhint: the referee itself failed; please report the lines above", err=True
         )
         sys.exit(2)
 
@@ -88,9 +78,7 @@ def cli() -> None:
 @cli.command()
 @click.argument("run_dir", type=click.Path())
 @click.option(
-    "--rows",
-    type=Parsed("list of rows", parse_rows),
-    help="Watched rows to judge, as 0,17. Default: all of them.",
+    "--rows", type=Parsed("list of rows", parse_rows), help="Watched rows to judge, as 0,17. Default: all of them."
 )
 @click.option(
     "--positions",

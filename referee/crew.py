@@ -59,7 +59,7 @@ class Crew:
             raise
         return [future.result() for future in futures]
 
-    def measure(self, seconds: float = 0.1) -> tuple[float, float]:
+    def measure(self, seconds: float = 0.05) -> tuple[float, float]:
         """Float64 multiply-adds (as FLOP/s) and exponentials per second, all threads together.
 
         Both on a tile of the size that attention uses.

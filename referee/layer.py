@@ -95,13 +95,7 @@ def run_stack(
 
 
 def _layer(
-    x_SD: Tensor,
-    wanted_P: Tensor,
-    w: Mapping[str, Tensor],
-    shape: Shape,
-    crew: Crew,
-    scores_bytes: int,
-    tick: Tick,
+    x_SD: Tensor, wanted_P: Tensor, w: Mapping[str, Tensor], shape: Shape, crew: Crew, scores_bytes: int, tick: Tick
 ) -> Tensor:
     """One layer at the wanted positions; in place when those are all."""
     width = x_SD.shape[1]

@@ -94,7 +94,8 @@ def read_manifest(run_dir: Path) -> Manifest:
     case = Case.from_table(take(root, where, "case", dict), f"{where}: case")
     source, weights = take(root, where, "input", dict), take(root, where, "weights", dict)
     from_file = _kind(source, f"{where}: input") == "file"
-    masked = root.get("mask") is not None
+    mask = take(root, where, "mask", dict) if root.get("mask") is not None else None
+    mask_sha256 = None if mask is None else _sha256(mask, f"{where}: mask", "sha256")
     return Manifest(
         run_dir=run_dir,
         sha256=hashlib.sha256(raw).hexdigest(),
@@ -104,8 +105,8 @@ def read_manifest(run_dir: Path) -> Manifest:
         weights_path=inside(run_dir, "weights.safetensors"),
         weights_sha256=_sha256(weights, f"{where}: weights", "sha256"),
         weights_seeded=_kind(weights, f"{where}: weights") == "seeded",
-        mask_path=inside(run_dir, "mask.npy") if masked else None,
-        mask_sha256=_sha256(take(root, where, "mask", dict), f"{where}: mask", "sha256") if masked else None,
+        mask_path=None if mask is None else inside(run_dir, "mask.npy"),
+        mask_sha256=mask_sha256,
         watched=_read_watched(run_dir, root.get("watched"), case),
     )
 

@@ -43,7 +43,7 @@ class Wrong:
 
     scale: float = 1.0
     sees_ahead: int = 0
-    lost_chunk: int | None = None
+    counts: float = 1.0  # how often the second chunk of keys and values enters, for the queries after it
     tanh: bool = False
     forgets_mask: bool = False
 
@@ -63,9 +63,7 @@ def emulate(x_BSD: Tensor, weights: Mapping[str, Tensor], case: Case, mask_BS: T
     rows, positions, width = x_BSD.shape
     query, key = torch.arange(positions)[:, None], torch.arange(positions)[None]
     hidden = (key > query + wrong.sees_ahead) & (key > 0) if case.causal else torch.zeros_like(key > query)
-    if wrong.lost_chunk is not None:
-        start = wrong.lost_chunk * CHUNK
-        hidden = hidden | ((key >= start) & (key < start + CHUNK) & (query >= start + CHUNK))
+    often_ST = torch.where((key // CHUNK == 1) & (query // CHUNK > 1), wrong.counts, 1.0)
     hidden_BHST = hidden.expand(rows, 1, -1, -1)
     valid_BS1 = torch.ones(rows, positions, 1) if mask_BS is None or wrong.forgets_mask else mask_BS[..., None].float()
     hidden_BHST = hidden_BHST | (valid_BS1[:, None, None, :, 0] == 0)
@@ -77,7 +75,7 @@ def emulate(x_BSD: Tensor, weights: Mapping[str, Tensor], case: Case, mask_BS: T
             for part in "qkv"
         )
         s_BHST = q_BHSK @ k_BHTK.mT * (wrong.scale * (width // case.heads) ** -0.5)
-        p_BHST = s_BHST.masked_fill(hidden_BHST, -1e30).softmax(-1)
+        p_BHST = (s_BHST + often_ST.log()).masked_fill(hidden_BHST, -1e30).softmax(-1)
         a_BSD = (half(p_BHST) @ v_BHTK).transpose(1, 2).flatten(2)
         x_BSD = x_BSD + linear(a_BSD, f"{own}.attention.out_proj")
         inner = functional.gelu(
@@ -114,12 +112,7 @@ class Run:
                 name = f"watched/row_{row:08d}.npy"
                 np.save(run_dir / name, y_BSD[row])
                 input_sha256, output_sha256 = hash_row(x_SD, crew), hash_row(y_BSD[row], crew)
-                entry = {
-                    "row": row,
-                    "input_sha256": input_sha256,
-                    "output": name,
-                    "output_sha256": output_sha256,
-                }
+                entry = {"row": row, "input_sha256": input_sha256, "output": name, "output_sha256": output_sha256}
                 watched.append(entry)
         manifest = {
             "schema": 1,
@@ -196,7 +189,8 @@ FAULTS: tuple[tuple[str, str, Wrong, Spoil], ...] = (
     ("softmax scale of the width, not of a head", "plain", Wrong(scale=CASE.heads**-0.5), _nothing),
     ("causal mask sees one position ahead", "plain", Wrong(sees_ahead=1), _nothing),
     ("causal mask hides a position from itself", "plain", Wrong(sees_ahead=-1), _nothing),
-    ("a chunk of keys and values left out", "plain", Wrong(lost_chunk=1), _nothing),
+    ("a chunk of keys and values left out", "plain", Wrong(counts=0.0), _nothing),
+    ("a chunk of keys and values counted twice", "plain", Wrong(counts=2.0), _nothing),
     ("gelu in its tanh form", "cold", Wrong(tanh=True), _nothing),
     ("valid-token mask forgotten", "masked", Wrong(forgets_mask=True), _nothing),
     ("something in an invalid position", "masked", Wrong(), _put((1, 10, 3), 0.01)),
@@ -211,8 +205,31 @@ FAULTS: tuple[tuple[str, str, Wrong, Spoil], ...] = (
 )
 
 
+def _change_output(run_dir: Path) -> None:
+    path = run_dir / "watched" / "row_00000001.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+
+def _change_seed(run_dir: Path) -> None:
+    path = run_dir / "manifest.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"seed": 1234', '"seed": 1235'), encoding="utf-8")
+
+
+def _change_path(run_dir: Path) -> None:
+    path = run_dir / "manifest.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("watched/row", "../0/watched/row"), encoding="utf-8")
+
+
+# What happens to a faithful run's files behind its back; then there is nothing to judge.
+CHANGES = {
+    "an output changed after its run": _change_output,
+    "a manifest that names another seed": _change_seed,
+    "a path into the directory of another run": _change_path,
+}
+
+
 def prove() -> list[dict[str, Any]]:
-    """Judge every run of `FAULTS`, and one whose output was changed after it was hashed."""
+    """Judge every run of `FAULTS`, and of `CHANGES`."""
     findings, runs = [], small_runs()
     with tempfile.TemporaryDirectory(prefix="referee-") as place:
         for number, (fault, name, wrong, spoil) in enumerate(FAULTS):
@@ -223,14 +240,14 @@ def prove() -> list[dict[str, Any]]:
             total, wanted = verdict["total"], "pass" if fault == FAITHFUL else "fail"
             evidence = f"{total['failing']:,} of {total['elements']:,} fail; worst {describe(total['worst'])}"
             findings.append(_finding(f"{fault} ({name})", verdict["verdict"], wanted, evidence) | {"total": total})
-        output = next(Path(place, "0", "watched").iterdir())
-        output.write_bytes(output.read_bytes()[:-1] + b"\x01")
-        try:
-            findings.append(
-                _finding("an output changed after its run", judge(Path(place, "0"))["verdict"], "refused", "")
-            )
-        except CannotJudge as refusal:
-            findings.append(_finding("an output changed after its run", "refused", "refused", str(refusal)))
+        for change, spoil_files in CHANGES.items():
+            run_dir = Path(place, change)
+            runs["plain"].write(run_dir, runs["plain"].outputs(Wrong()))
+            spoil_files(run_dir)
+            try:
+                findings.append(_finding(change, judge(run_dir)["verdict"], "refused", ""))
+            except CannotJudge as refusal:
+                findings.append(_finding(change, "refused", "refused", str(refusal)))
     return findings
 
 

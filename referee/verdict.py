@@ -62,15 +62,22 @@ def judge(
 ) -> dict[str, Any]:
     """Judge the watched rows of a run, or those named, and write `verdict.json` into its directory.
 
-    Raises   CannotJudge, when neither pass nor fail would be honest; then no verdict, old or new, stands there.
+    Raises   CannotJudge, when neither pass nor fail would be honest. An earlier verdict is gone by then, unless
+             it was the wish (rows, positions, memory) that could not be met.
     """
-    begun_s, manifest, progress = time.monotonic(), read_manifest(Path(run_dir)), Progress(quiet)
+    begun_s, progress, verdict_path = time.monotonic(), Progress(quiet), Path(run_dir) / "verdict.json"
+    try:
+        manifest = read_manifest(Path(run_dir))
+    except CannotJudge:
+        if verdict_path.with_name("manifest.json").exists():
+            _withdraw(verdict_path)
+        raise
     case, threads = manifest.case, threads or count_cores()
     watched = _choose_rows(manifest, rows)
     block_of(threads, scores_bytes)
     if positions is not None and positions < 1:
         raise CannotJudge(f"{positions} positions are none to judge", hint="give 1 or more, or all")
-    _withdraw(manifest.run_dir / "verdict.json")
+    _withdraw(verdict_path)
     for entry in watched:  # the size of each file, before anything of that size is made
         _open_output(manifest, entry)
     valid_BS = _read_mask(manifest)
@@ -115,7 +122,7 @@ def judge(
         "command": command,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
-    _write_json(manifest.run_dir / "verdict.json", verdict)
+    _write_json(verdict_path, verdict)
     return verdict
 
 
@@ -214,12 +221,7 @@ def _write_up(manifest: Manifest, results: list[tuple[Watched, Tally, float]], w
         "positions": {"judged": len(wanted_P), "of": case.seq_len, "draw_seed": None if everywhere else DRAW_SEED},
         "total": total.as_json(),
         "rows": [
-            {
-                "row": entry.row,
-                "output_sha256": entry.output_sha256,
-                "wall_s": round(wall_s, 3),
-                **tally.as_json(),
-            }
+            {"row": entry.row, "output_sha256": entry.output_sha256, "wall_s": round(wall_s, 3), **tally.as_json()}
             for entry, tally, wall_s in results
         ],
         "watched_rows": len(manifest.watched),

@@ -56,7 +56,7 @@ def open_source(path: str | Path, case: Case, tensor: str | None = None, threads
         check_shape(file, layout, wanted, case.name)
         if suffix == ".npy":
             check_size(file, layout.offset_bytes + layout.num_bytes)
-    except DataError:
+    except BaseException:
         file.close()
         raise
     return FileSource(file, layout, case, threads)

@@ -81,7 +81,7 @@ class InputFile:
             elif now.st_size != then.st_size:
                 change = f"{then.st_size:,} bytes when opened, {now.st_size:,} now"
             elif now.st_mtime_ns != then.st_mtime_ns:
-                change = f"written to {(now.st_mtime_ns - then.st_mtime_ns) / 1e9:.3f} s after its last change"
+                change = f"its time of last change moved by {(now.st_mtime_ns - then.st_mtime_ns) / 1e9:+.3f} s"
             else:
                 return
         raise DataError(

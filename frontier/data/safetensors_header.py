@@ -33,7 +33,8 @@ class _Entry(NamedTuple):
 
 
 def safetensors_layout(file: InputFile, dtypes: Mapping[str, torch.dtype], tensor: str | None) -> Layout:
-    """The named tensor, or else the one called `x` or `input`, or else the only one with three dimensions.
+    """The named tensor, or else the one called `x` or `input`, or else the only one with three
+    dimensions, or else the only one.
 
     Raises   DataError if the header is none, the tensors do not fill the file one after another, the
              tensor is not there, or it is of a dtype that cannot be read here.
@@ -120,7 +121,7 @@ def _choose(file_name: str, entries: Mapping[str, _Entry], tensor: str | None) -
         )
     named = [name for name in INPUT_NAMES if name in entries]
     deep = [name for name, entry in entries.items() if len(entry.shape) == 3]
-    for names in (named, deep):
+    for names in (named, deep, list(entries)):
         if len(names) == 1:
             return names[0]
     raise DataError(f"{file_name} does not show which tensor is the input: {holds}", hint="name it, or save it as `x`")

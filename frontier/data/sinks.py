@@ -72,7 +72,7 @@ class NpySink:
             return f"{self._file.path.name} is whole"
         if not self._whole_rows:
             self._file.discard()
-            return f"no row was written, {self._file.partial.name} is removed"
+            return f"no row is whole, {self._file.partial.name} is removed"
         self._file.close()
         return self._describe_rows()
 

@@ -74,9 +74,10 @@ class PartialNpy:
                 os.close(directory)
 
     def discard(self) -> None:
-        """Remove the part."""
-        self.partial.unlink(missing_ok=True)
-        self.close()
+        """Remove the part, if it is still ours."""
+        if not self._closed:
+            self.partial.unlink(missing_ok=True)
+            self.close()
 
     def close(self) -> None:
         """Let go of the file, whatever its name is now. Closing twice is fine."""
@@ -85,7 +86,7 @@ class PartialNpy:
             self._closed = True
 
     def _check_is_free(self) -> None:
-        if self.path.is_dir():
+        if os.path.isdir(self.path):
             raise DataError(f"{self.path} is a directory", hint="name a file in it")
         if not self._overwrite and os.path.lexists(self.path):
             raise DataError(f"{self.path} exists already", hint="name another file, or allow it with --overwrite")
@@ -111,13 +112,17 @@ class PartialNpy:
 def _check_name(path: Path) -> None:
     if path.suffix != ".npy":
         raise DataError(f"{path} ends in `{path.suffix}`, an output ends in .npy", hint=f"name it {path.stem}.npy")
-    if not path.parent.is_dir():
-        raise DataError(f"{path.parent} is no directory, {path.name} was to go there", hint="make the directory first")
+    try:
+        os.stat(os.path.join(path.parent, ""))  # the slash: a file is refused too
+    except OSError as reason:
+        raise DataError(
+            f"{path.name} cannot go to {path.parent}: {reason.strerror}", hint="make the directory first"
+        ) from None
 
 
 def _claim(partial: Path, path: Path, overwrite: bool) -> int:
     """Open and lock the part, so that two runs never write one output."""
-    flags = os.O_RDWR | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     left_over = False
     try:
         try:

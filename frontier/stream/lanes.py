@@ -5,6 +5,7 @@ Gives    a mark to wait for, after which the output lies on the host.
 Knows nothing of reading, writing or what the work computes.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -70,7 +71,7 @@ class CudaLanes:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.upload, self.compute, self.download = (torch.cuda.Stream(device) for _ in range(3))
+        self.upload, self.compute, self.download = _streams(device)
         torch.cuda.synchronize(device)
         # Marks of the card are placed on the host's clock by one pair of readings.
         self._base = torch.cuda.Event(enable_timing=True)
@@ -108,6 +109,12 @@ class CudaLanes:
         mark = torch.cuda.Event(enable_timing=True, blocking=True)
         mark.record(lane)
         return mark
+
+
+@functools.cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
+    # One set a process: cuBLAS keeps a workspace of 32 MiB for every stream it ever saw.
+    return tuple(torch.cuda.Stream(device) for _ in range(3))
 
 
 class _CudaMark:

@@ -9,7 +9,6 @@ import torch
 
 from frontier.case import Case
 from frontier.data.generate import SeededSource, block_seed, fill_block
-from frontier.data.resident import ResidentSource
 from frontier.spans import Span, cut
 
 # By `printf frontier/1/SEED/ROW/BLOCK | sha256sum`, the first 16 digits: the first one has its top bit set.
@@ -137,21 +136,6 @@ def test_drawing_starts_no_threads_but_its_own(make_case):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(into_BSD.mul_, 2.0).result()
             assert count_threads() - before > 1
-
-
-def test_a_resident_source_gives_the_same_bytes_and_the_same_description(make_case):
-    case = make_case(batch_size=5)
-    seeded = SeededSource(case, 2)
-    resident = ResidentSource(seeded, case, 2)
-    assert torch.equal(read_in_cuts(resident, case, 2), read_in_cuts(seeded, case, 5))
-    assert resident.describe() == seeded.describe() == {"kind": "seeded"}
-    into_BSD = torch.empty(1, case.seq_len, case.d_model)
-    resident.read(Span(3, 4), into_BSD)
-    into_BSD.zero_()
-    assert not torch.equal(read_in_cuts(resident, case, 1)[3:4], into_BSD), "the caller got the kept row itself"
-    resident.close()
-    with pytest.raises(RuntimeError):
-        seeded.read(Span(0, 1), into_BSD)
 
 
 @pytest.mark.parametrize(

@@ -1,36 +1,14 @@
-"""Small cases, a made-up machine and one call of the stack, for all tests of this room."""
+"""Small cases and a made-up machine, for all tests of this room."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from stacks import small
 
 from frontier.case import Case
-from frontier.layers.block import forward
-from frontier.layers.weights import pack, seeded_state
 from frontier.machine import Machine
-from frontier.recipe import REFERENCE, parse_recipe
 from frontier.units import GIB
-
-
-def small(**sizes: Any) -> Case:
-    shape = {"batch_size": 2, "seq_len": 37, "d_model": 32, "heads": 4, "ffn_dim": 48, "layers": 2}
-    return Case(**{"name": "small", **shape, **sizes})
-
-
-def run_stack(case: Case, recipe_text: str, x_BSD: Tensor, valid_BS: Tensor | None = None) -> Tensor:
-    """The stack's output under a recipe, into a poisoned buffer."""
-    recipe = parse_recipe(recipe_text, REFERENCE)
-    out_BSD = torch.full_like(x_BSD, torch.nan)
-    forward(x_BSD, out_BSD, pack(seeded_state(case), case, recipe, torch.device("cpu")), case, recipe, valid_BS)
-    return out_BSD
-
-
-def rows_of(case: Case, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(99)
-    return torch.randn(case.batch_size, case.seq_len, case.d_model, generator=generator) * scale
 
 
 @pytest.fixture
@@ -44,3 +22,12 @@ def laptop() -> Machine:
         device="cpu", name="laptop", host_total_bytes=8 * GIB, host_available_bytes=4 * GIB, cores=2,
         device_budget_bytes=2 * GIB, pinned_budget_bytes=2 * GIB, host_budget_bytes=4 * GIB,
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors here are tiny: threads that wait for one another would take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import rows_of, run_stack
 from plain import plain
+from stacks import rows_of, run_stack
 from torch import Tensor
 
 from frontier.case import Case

@@ -85,7 +85,9 @@ def test_a_card_of_2_gib_is_refused_with_both_values_and_the_sum() -> None:
         plan(C14, card(2.0), FAST)
     assert_refusal_adds_up(caught.value, "2.00 GiB", "on the card")
     assert "1 row of case 14 at depth 1 need" in str(caught.value)
-    assert caught.value.hint == "raise --device-budget, shorten --seq-len, or name a recipe with a fused attention kernel"
+    assert (
+        caught.value.hint == "raise --device-budget, shorten --seq-len, or name a recipe with a fused attention kernel"
+    )
     assert caught.value.exit_code == 3
 
 
@@ -144,7 +146,9 @@ def test_more_rows_a_slice_than_a_kernel_takes_are_refused_and_not_cut_in_silenc
 
 
 def test_a_row_past_2_to_the_31_elements_is_refused_with_both_numbers() -> None:
-    with pytest.raises(Unsupported, match=r"has 3,072,000,000 elements of q, k and v; kernels address 2,147,483,647") as e:
+    with pytest.raises(
+        Unsupported, match=r"has 3,072,000,000 elements of q, k and v; kernels address 2,147,483,647"
+    ) as e:
         plan(C14.override(seq_len=1_000_000), card(), FAST)
     assert e.value.hint == "shorten --seq-len" and e.value.exit_code == 3
     longest = MOST_ELEMENTS // (3 * 1024)

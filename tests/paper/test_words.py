@@ -124,7 +124,9 @@ def test_a_recipe_that_cannot_be_read_says_why(text: str, message: str, hint: st
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize(("word", "half", "width"), [("fp32", False, 4), ("tf32", False, 4), ("fp16", True, 2), ("bf16", True, 2)])
+@pytest.mark.parametrize(
+    ("word", "half", "width"), [("fp32", False, 4), ("tf32", False, 4), ("fp16", True, 2), ("bf16", True, 2)]
+)
 def test_a_precision_knows_its_bytes(word: str, half: bool, width: int) -> None:
     recipe = parse_recipe(word, REFERENCE)
     assert (recipe.is_half, recipe.working_bytes) == (half, width)

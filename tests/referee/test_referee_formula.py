@@ -143,6 +143,14 @@ def test_the_comparison_sees_a_wrong_scale() -> None:
     assert (found - dense(x, case, weights, kept, scale=24**-0.5)).abs().max() > 1e-6
 
 
+def test_the_comparison_sees_a_forgotten_mask_and_a_forgotten_causality() -> None:
+    case, holes, everything = replace(BASE, seq_len=101), MASKS["holes"], torch.ones(101, dtype=torch.bool)
+    x, weights, wanted = torch.randn(101, 24), seeded_weights(case), torch.arange(101)
+    found = blocked(x.clone(), case, weights, holes, wanted, LEAST_BYTES)
+    assert (found - dense(x, case, weights, everything))[holes].abs().max() > 1e-6
+    assert (found - dense(x, replace(case, causal=False), weights, holes)).abs().max() > 1e-6
+
+
 def test_tiles_shrink_to_the_bound_and_no_further() -> None:
     assert block_of(1, 1 << 30) == (512, 256)
     queries, keys = block_of(16, 1 << 20)

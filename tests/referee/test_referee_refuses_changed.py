@@ -78,6 +78,15 @@ def test_an_earlier_verdict_does_not_outlive_a_change(run_dir: Path, check: Call
     assert not (run_dir / "verdict.json").exists()
 
 
+def test_an_earlier_verdict_outlives_a_wish_but_not_a_broken_manifest(run_dir: Path, check: Callable) -> None:
+    check()
+    assert check("--rows", "7").exit_code == 2
+    assert (run_dir / "verdict.json").exists()
+    (run_dir / "manifest.json").write_text("{")
+    assert check().exit_code == 2
+    assert not (run_dir / "verdict.json").exists()
+
+
 def test_a_changed_mask_is_refused(tmp_path: Path) -> None:
     run = small_runs()["masked"]
     run.write(tmp_path / "run", run.outputs(Wrong()))

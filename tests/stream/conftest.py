@@ -1,13 +1,11 @@
 """Lanes for all tests of this room: at once on the host, and late on threads of their own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from river import DelayedLanes
+from river import DelayedLanes, MakeLanes
 
 from frontier.stream.lanes import HostLanes, Lanes
-
-MakeLanes = Callable[..., Lanes]
 
 
 @pytest.fixture(params=["host", "delayed"])

@@ -15,6 +15,7 @@ from frontier.stream.pipeline import stream
 from frontier.stream.ring import Slot, make_ring
 from frontier.stream.trace import Event, Trace, Verb
 
+MakeLanes = Callable[..., Lanes]
 POSITIONS, WIDTH = 2, 3
 ROWS_PER_SLICE = 4
 

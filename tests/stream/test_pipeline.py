@@ -5,8 +5,7 @@ import time
 
 import pytest
 import torch
-from conftest import MakeLanes
-from river import ROWS_PER_SLICE, DelayedLanes, Journey, expected, our_threads
+from river import ROWS_PER_SLICE, DelayedLanes, Journey, MakeLanes, expected, our_threads
 
 from frontier.spans import Span, cut
 from frontier.stream.lanes import HostLanes, Lanes

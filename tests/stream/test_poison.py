@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from conftest import MakeLanes
-from river import ROWS_PER_SLICE, CheatingHostLanes, Journey, expected
+from river import ROWS_PER_SLICE, CheatingHostLanes, Journey, MakeLanes, expected
 
 from frontier.stream.lanes import Lanes
 from frontier.stream.ring import NOTE_LENGTH, make_ring

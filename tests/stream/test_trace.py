@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_each_span_has_all_five_verbs_once_and_in_their_order(lanes: Lanes, dept
     assert told == Counter((span, verb) for span in spans for verb in VERBS)
     for span in spans:
         times = {event.verb: event for event in journey.trace.events if event.span == span}
-        for verb, after in zip(VERBS, VERBS[1:], strict=False):
+        for verb, after in pairwise(VERBS):
             assert times[verb].began_s <= times[verb].ended_s <= times[after].began_s
 
 
@@ -34,14 +35,14 @@ def test_a_verb_of_two_spans_never_overlaps_itself(lanes: Lanes) -> None:
     journey.go(lanes, 3)
     for verb in VERBS:
         ours = [event for event in journey.trace.events if event.verb == verb]
-        assert all(a.ended_s <= b.began_s for a, b in zip(ours, ours[1:], strict=False)), verb
+        assert all(a.ended_s <= b.began_s for a, b in pairwise(ours)), verb
 
 
 def test_with_one_slot_nothing_overlaps(lanes: Lanes) -> None:
     journey = Journey()
     journey.go(lanes, 1)
     events = sorted(journey.trace.events, key=lambda event: event.began_s)
-    assert all(a.ended_s <= b.began_s for a, b in zip(events, events[1:], strict=False))
+    assert all(a.ended_s <= b.began_s for a, b in pairwise(events))
 
 
 def event(verb: str, began_s: float, ended_s: float) -> Event:

@@ -48,7 +48,7 @@ def cases(toml: tuple[str, ...], as_json: bool, **options: Any) -> None:
         case = Case.load(name)
         try:
             planned = make_plan(case, machine, choose(case, machine, try_kernels=False).recipe)
-            fits = f"fits here: {planned.num_slices} slices, {show_bytes(planned.held_bytes('card'))} on the device"
+            fits = f"fits here: {planned.num_slices} x {planned.slice_rows} rows, {show_bytes(planned.held_bytes('card'))} on the device"
         except FrontierError as refusal:
             planned, fits = None, f"does not fit here: {refusal}"
         if as_json:

@@ -67,7 +67,7 @@ def _total_lines(plan: Plan, place: Place, budget: int | None) -> Iterator[str]:
 def show_plan_line(plan: Plan, why: str) -> str:
     """The plan on one line, for stderr."""
     held = ", ".join(f"{place} {show_bytes(plan.held_bytes(place))}" for place in PLACES if plan.held_bytes(place))
-    cut = f"{plan.num_slices} slices, {plan.ring_depth} in flight"
+    cut = f"{plan.num_slices} slice{'s' * (plan.num_slices > 1)}, {plan.ring_depth} in flight"
     return f"{show_case(plan.case)}\nrecipe {plan.recipe} ({why})\n{cut}; {held}"
 
 

@@ -1,15 +1,18 @@
-"""What was to be computed, read from a manifest's table; nothing in it is trusted.
+"""What was to be computed, read from a manifest's table or a case file; nothing in it is trusted.
 
-Takes    a parsed table.
+Takes    a parsed table, or a TOML file.
 Gives    a `Case` whose every field has been checked, and `take`, which checks one field of any table.
-Knows nothing of other files, of tensors or of verdicts; imports no torch.
+Knows nothing of run directories, of tensors or of verdicts; imports no torch.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from referee.errors import CannotJudge
@@ -79,3 +82,32 @@ class Case:
         if not (0 < case.atol < math.inf and case.rtol >= 0):
             raise CannotJudge(f"{where}: atol {case.atol} and rtol {case.rtol} are no rule", hint="make them positive")
         return case
+
+    @staticmethod
+    def from_toml(path: Path) -> Case:
+        """The case of a case file: the same fields, with `atol` and `rtol` in a table `[rule]`.
+
+        Raises   CannotJudge; an unknown key is named with the nearest known one.
+        """
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+            raise CannotJudge(f"{path} is no case file: {fault}", hint="configs/cases/14.toml shows the form") from None
+        rule = take(table, path.name, "rule", dict, {})
+        flat = {key: value for key, value in table.items() if key != "rule"}
+        in_rule = ("atol", "rtol")
+        for given, known in ((flat, [f.name for f in fields(Case) if f.name not in in_rule]), (rule, [*in_rule])):
+            for key in given:
+                if key not in known:
+                    near = difflib.get_close_matches(key, known, n=1)
+                    hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
+                    raise CannotJudge(f"{path.name}: unknown key `{key}`", hint=hint)
+        return Case.from_table(flat | rule, path.name)
+
+    def differences(self, other: Case) -> list[str]:
+        """What differs between two cases, names aside, in words."""
+        return [
+            f"{f.name} {getattr(self, f.name)} is not {getattr(other, f.name)}"
+            for f in fields(Case)
+            if f.name != "name" and getattr(self, f.name) != getattr(other, f.name)
+        ]

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -78,6 +79,12 @@ def cli() -> None:
 @cli.command()
 @click.argument("run_dir", type=click.Path())
 @click.option(
+    "--case",
+    "case_file",
+    type=click.Path(path_type=Path),
+    help="FILE.toml that the run must have computed, field by field.",
+)
+@click.option(
     "--rows", type=Parsed("list of rows", parse_rows), help="Watched rows to judge, as 0,17. Default: all of them."
 )
 @click.option(
@@ -99,6 +106,7 @@ def cli() -> None:
 @click.option("--quiet", is_flag=True, help="No talk on stderr.")
 def check(
     run_dir: str,
+    case_file: Path | None,
     rows: list[int] | None,
     positions: int | None,
     memory: int,
@@ -115,11 +123,12 @@ def check(
 
         verdict = judge(
             run_dir,
+            case_file=case_file,
             rows=rows,
             positions=positions,
             scores_bytes=memory,
             threads=threads,
-            command=shlex.join(["referee", *sys.argv[1:]]),
+            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             quiet=quiet,
         )
         if as_json:

@@ -53,6 +53,7 @@ def choose_positions(count: int | None, seq_len: int) -> Tensor:
 def judge(
     run_dir: str | os.PathLike[str],
     *,
+    case_file: Path | None = None,
     rows: Sequence[int] | None = None,
     positions: int | None = None,
     scores_bytes: int = DEFAULT_SCORES_BYTES,
@@ -61,6 +62,8 @@ def judge(
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Judge the watched rows of a run, or those named, and write `verdict.json` into its directory.
+
+    With `case_file` the run must have computed that very case; without it, whatever its manifest says.
 
     Raises   CannotJudge, when neither pass nor fail would be honest. An earlier verdict is gone by then, unless
              it was the wish (rows, positions, memory) that could not be met.
@@ -73,6 +76,13 @@ def judge(
             _withdraw(verdict_path)
         raise
     case, threads = manifest.case, threads or count_cores()
+    if case_file is not None:
+        differences = case.differences(Case.from_toml(case_file))
+        if differences:
+            raise CannotJudge(
+                f"the run is not of {case_file.name}: {'; '.join(differences)}",
+                hint="run that case, or judge without `--case`",
+            )
     watched = _choose_rows(manifest, rows)
     block_of(threads, scores_bytes)
     if positions is not None and positions < 1:

@@ -59,7 +59,7 @@ class NpySink:
         if len(self._whole_rows) < self._case.batch_size:
             raise DataError(
                 f"{self._file.path} is not whole: {self._describe_rows()}",
-                hint=f"run again; until then the part is kept as {self._file.partial.name}",
+                hint="run again; rows that are whole stay where they are until then",
             )
         self._file.commit()
         self._finished = True
@@ -84,8 +84,8 @@ class NpySink:
             else:
                 spans.append(Span(row, row + 1))
         texts = [f"{span.start}-{span.stop - 1}" if len(span) > 1 else f"{span.start}" for span in spans]
-        subject, verb = ("row", "is") if len(self._whole_rows) == 1 else ("rows", "are")
-        rows = f"{subject} {', '.join(texts)}" if texts else "none"
+        subject, verb = ("rows", "are") if len(self._whole_rows) > 1 else ("row", "is")
+        rows = f"{subject} {', '.join(texts)}" if texts else "no row"
         return f"{rows} of {self._case.batch_size} {verb} whole in {self._file.partial.name}"
 
 

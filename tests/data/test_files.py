@@ -22,8 +22,8 @@ AGAIN_SAFETENSORS = "write it again with safetensors.torch.save_file"
 NOTHING_ELSE = "run again on a file that nothing else writes to"
 
 
-@pytest.fixture
-def x_BSD() -> torch.Tensor:
+@pytest.fixture(name="x_BSD")
+def some_rows() -> torch.Tensor:
     return torch.randn(3, 40, 6, generator=torch.Generator().manual_seed(7))
 
 
@@ -628,4 +628,3 @@ def test_a_file_that_changes_after_the_last_read_is_refused_at_closing(tmp_path,
     disturbed.read(ALL, torch.empty(3, 40, 6))
     rewrite(path)
     assert refusal(disturbed.close)[1] == NOTHING_ELSE
-

@@ -23,8 +23,8 @@ LEFT_OVER = "move it away if you need its rows, or allow it to be replaced with 
 LARGER_DISK = "free space, or name a file on a larger disk"
 
 
-@pytest.fixture
-def y_BSD() -> torch.Tensor:
+@pytest.fixture(name="y_BSD")
+def some_rows() -> torch.Tensor:
     return torch.randn(3, 40, 6, generator=torch.Generator().manual_seed(8))
 
 
@@ -48,7 +48,9 @@ def write_all(sink, y_BSD: torch.Tensor) -> None:
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("piece_bytes", [100, 1 << 24])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 0, 2)])
-def test_rows_in_any_order_make_the_file_that_numpy_saves(tmp_path, case, y_BSD, monkeypatch, order, piece_bytes, threads):
+def test_rows_in_any_order_make_the_file_that_numpy_saves(
+    tmp_path, case, y_BSD, monkeypatch, order, piece_bytes, threads
+):
     monkeypatch.setattr(sinks, "PIECE_BYTES", piece_bytes)
     path = tmp_path / "y.npy"
     sink = NpySink(path, case, threads=threads)
@@ -107,7 +109,7 @@ def test_short_writes_are_gone_on_with(tmp_path, case, y_BSD, monkeypatch):
 @pytest.mark.parametrize(
     ("written", "missing"),
     [
-        ([], "none of 3 rows are whole"),
+        ([], "no row of 3 is whole"),
         ([Span(1, 2)], "row 1 of 3 is whole"),
         ([Span(0, 2)], "rows 0-1 of 3 are whole"),
         ([Span(2, 3), Span(0, 1)], "rows 0, 2 of 3 are whole"),
@@ -120,7 +122,7 @@ def test_an_output_with_a_row_never_written_is_not_finished(tmp_path, case, y_BS
         sink.write(rows, y_BSD[rows.as_slice()])
     assert refusal(sink.finish) == (
         f"{path} is not whole: {missing} in y.npy.partial",
-        "run again; until then the part is kept as y.npy.partial",
+        "run again; rows that are whole stay where they are until then",
     )
     assert names(tmp_path) == ["y.npy.partial"]
     write_all(sink, y_BSD)

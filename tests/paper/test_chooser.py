@@ -38,7 +38,22 @@ def test_the_fastest_passing_record_of_this_case_here_is_chosen_and_the_sentence
     ]
     choice = choose(CASE, card(), records=records)
     assert str(choice.recipe) == "fp16/packed/cudnn" and choice.passed_over == ()
-    assert choice.why == "fastest passing record of this case on this card: case mine, NVIDIA H200, 1.5 s"
+    assert choice.why == (
+        "fastest passing record of this case on this card for 1 pass, start included: "
+        "case mine, NVIDIA H200, 1.5 s a pass"
+    )
+
+
+@pytest.mark.parametrize(("passes", "chosen"), [(1, "cudnn"), (32, "cudnn"), (33, "fa4"), (100, "fa4")])
+def test_a_slow_start_is_worth_it_only_for_enough_passes(passes: int, chosen: str) -> None:
+    """FA4 gains 0.4 s a pass and loses 13 s at its start: 13 / 0.4 = 32.5."""
+    records = [
+        a_record(CASE, "fp16/packed/fa4", 2.0, startup_s=15.0),
+        a_record(CASE, "fp16/packed/cudnn", 2.4, startup_s=2.0),
+    ]
+    choice = choose(CASE, card(), records=records, passes=passes)
+    assert choice.recipe.attention == chosen
+    assert f"for {passes} pass{'es' if passes > 1 else ''}, start included" in choice.why
 
 
 @pytest.mark.parametrize(
@@ -95,7 +110,7 @@ def test_of_other_lengths_the_nearest_by_ratio_is_taken() -> None:
     ]
     choice = choose(CASE, card(), records=records)
     assert str(choice.recipe) == "fp16/packed/cudnn"
-    assert choice.why == "no record of this case; the nearest on this card: case small, NVIDIA H200, 3 s"
+    assert choice.why == "no record of this case; the nearest on this card: case small, NVIDIA H200, 3 s a pass"
 
 
 @pytest.mark.parametrize("changes", [{"d_model": 256}, {"heads": 8}])
@@ -109,7 +124,7 @@ def test_another_cards_record_serves_after_this_cards_nearest() -> None:
     elsewhere = a_record(CASE, "fp16/packed/fa4", 0.5, machine="NVIDIA B200")
     choice = choose(CASE, card(), records=[elsewhere])
     assert str(choice.recipe) == "fp16/packed/fa4"
-    assert choice.why == "no record of this card; passed elsewhere: case mine, NVIDIA B200, 0.5 s"
+    assert choice.why == "no record of this card; passed elsewhere: case mine, NVIDIA B200, 0.5 s a pass"
     near = a_record(small(seq_len=64), "fp16/packed/cudnn", 2.0)
     assert str(choose(CASE, card(), records=[elsewhere, near]).recipe) == "fp16/packed/cudnn"
 

@@ -117,6 +117,9 @@ FAULTS = [
     Fault("recipe twice", ["--recipe", "fp32/fp16"], ["both `fp32` and `fp16`", "once"], exit_code=3),
     Fault("cudnn without a card", ["--recipe", "cudnn"], ["cannot serve", "needs a card"], exit_code=3),
     Fault("fa4 without a card", ["--recipe", "fp16/fa4"], ["cannot serve", "card"], exit_code=3),
+    Fault("empty recipe", ["--recipe", ""], ["recipe ``", "known words"], exit_code=3),
+    Fault("empty output", ["--output", ""], ["output"]),
+    Fault("output of another kind", ["--output", "NONE"], ["an output ends in .npy"]),
     Fault("watch too far", ["--watch", "0,5"], ["row 5 cannot be watched", "batch_size 5", "from 0 to 4"]),
     Fault("watch below", ["--watch=-1"], ["row -1 cannot be watched", "from 0 to 4"]),
     Fault("no input", IN, ["x.npy cannot be opened: No such file"]),
@@ -193,6 +196,18 @@ def test_an_input_without_a_place_for_its_output_is_asked_about() -> None:
     np.save("x.npy", rows())
     assert_refused(try_run("--input", "x.npy"), 2, "no place for its output", "--output none")
     assert try_run("--input", "x.npy", "--output", "none").exit_code == 0
+
+
+@pytest.mark.parametrize("word", ["fp32", "packed", "separate", "flash", "dense", "tf32"])
+def test_a_recipe_of_one_word_is_filled_up_with_what_serves_here(word: str) -> None:
+    done = try_run("--recipe", word)
+    assert done.exit_code == 0, done.stderr
+
+
+def test_a_plan_refuses_what_the_run_would_refuse() -> None:
+    plan = ("plan", "--device", "cpu", "--batch-size", "5", "--seq-len", "150")
+    assert_refused(frontier(*plan, "--watch", "5"), 2, "row 5 cannot be watched")
+    assert_refused(frontier(*plan, "--output", "no/y.npy"), 2, "no")
 
 
 def test_the_size_of_a_file_is_asked_before_a_byte_of_it_is_read() -> None:

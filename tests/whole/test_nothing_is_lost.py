@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from commandline import assert_nothing_left, assert_refused, frontier, is_complete, judge, manifest_of, run, try_run
+from safetensors import SafetensorError
 
+from frontier import rundir
 from frontier.data import writing
 from frontier.flows.engine import Engine
 
@@ -109,6 +111,15 @@ def test_a_disk_that_fails_in_the_middle_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(writing.PartialNpy, "write", failing)
     assert_refused(try_run("--output", "y.npy"), 2, "y.npy cannot be written: Input/output error")
     assert not Path("y.npy").exists() and not is_complete()
+
+
+def test_a_run_directory_whose_disk_is_full_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(rundir, "save_file", full)
+    assert_refused(try_run("--output", "y.npy"), 2, "kept", "No space left on device")
+    assert_nothing_left()
 
 
 def test_a_folder_that_vanishes_is_told() -> None:

@@ -11,9 +11,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import assert_refused, run, try_run
+
+from frontier.flows.engine import Engine
 
 # 64 rows of 6 GFLOP: some ten seconds on two cores, stopped after the first slice of four rows.
-LONG = "--case 14 --device cpu --batch-size 64 --seq-len 2048 --d-model 128 --heads 4 --ffn-dim 128 --layers 4".split()
+LONG = [
+    "--case",
+    "14",
+    "--device",
+    "cpu",
+    "--batch-size",
+    "64",
+    "--seq-len",
+    "2048",
+    "--d-model",
+    "128",
+    "--heads",
+    "4",
+    "--ffn-dim",
+    "128",
+    "--layers",
+    "4",
+]
 FRONTIER = [sys.executable, "-c", "from frontier.cli import cli; cli()"]
 HEADER_BYTES = 128
 
@@ -81,15 +101,34 @@ def test_stopping_while_the_run_directory_is_written_leaves_no_part() -> None:
     assert not Path("y.npy").exists() and not Path("y.npy.partial").exists(), done.stderr
 
 
+def test_stopping_after_the_output_is_whole_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "time_road", stop)
+    done = try_run("--output", "y.npy", "--ceilings")
+    assert done.exit_code == 130
+    assert np.load("y.npy").shape == (5, 150, 64)
+    assert "y.npy is whole" in done.stderr, done.stderr
+
+
+def test_stopping_between_two_passes_keeps_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "time_card", stop)
+    done = try_run("--output", "y.npy", "--passes", "2")
+    assert_refused(done, 130, "rows 0-4 of 5 are whole in y.npy.partial")
+    assert not Path("y.npy").exists()
+
+
 def test_the_quiet_are_told_too_when_they_stop_it() -> None:
     done = stop_when(a_row_is_written, signal.SIGINT, "--output", "y.npy", "--quiet")
     assert done.returncode == 130
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
 
 
-def test_a_part_that_is_left_is_replaced_only_when_allowed(folder: Path) -> None:
-    from commandline import assert_refused, run, try_run
-
+def test_a_part_that_is_left_is_replaced_only_when_allowed() -> None:
     Path("y.npy.partial").write_bytes(b"rows of an earlier run")
     assert_refused(try_run("--output", "y.npy"), 2, "y.npy.partial is left from an interrupted run", "--overwrite")
     assert Path("y.npy.partial").read_bytes() == b"rows of an earlier run"

@@ -7,7 +7,6 @@ Knows nothing of machines, recipes or plans.
 
 import dataclasses
 import difflib
-import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ class Case:
                     hint=f"{key} must be a whole number of at least 1",
                 )
         if self.d_model % self.heads:
-            fits = [n for n in range(1, min(self.d_model, 256) + 1) if self.d_model % n == 0]
+            fits = [n for n in range(1, min(self.d_model, 1 << 20) + 1) if self.d_model % n == 0]
             nearest = min(fits, key=lambda n: abs(n - self.heads))
             raise CaseError(
                 f"case {self.name}: d_model {self.d_model} does not divide into {self.heads} heads",
@@ -59,7 +58,7 @@ class Case:
         if not 0 <= self.seed < 1 << 63:
             raise CaseError(f"case {self.name}: seed {self.seed}", hint="a seed lies in 0 .. 2^63 - 1")
         for key in ("input_scale", "atol", "rtol"):
-            if not (math.isfinite(getattr(self, key)) and getattr(self, key) > 0):
+            if not 0 < getattr(self, key) < 1e300:
                 raise CaseError(
                     f"case {self.name}: {key} is {getattr(self, key)}", hint=f"{key} must be positive and finite"
                 )

@@ -86,8 +86,11 @@ def _candidates(case: Case, machine: Machine, records: list[Record], passes: int
     )
     found: dict[Recipe, str] = {}
     for group, why in groups:
-        for record in sorted(group, key=lambda r: (r.startup_s or 0.0) + passes * (r.median_s or math.inf)):
-            recipe = parse_recipe(record.recipe, REFERENCE)
+        for record in sorted(group, key=lambda r: (_batch_distance(r, case), _cost_s(r, passes))):
+            try:
+                recipe = parse_recipe(record.recipe, REFERENCE)
+            except Unsupported:  # a word of another version
+                continue
             found.setdefault(
                 recipe, f"{why}: case {record.case['name']}, {record.machine}, {record.median_s:.3g} s a pass"
             )
@@ -113,3 +116,11 @@ def _nearest(records: list[Record], case: Case) -> list[Record]:
 
 def _length_distance(record: Record, case: Case) -> float:
     return abs(math.log(record.case["seq_len"] / case.seq_len))
+
+
+def _batch_distance(record: Record, case: Case) -> float:
+    return abs(math.log(record.case["batch_size"] / case.batch_size))
+
+
+def _cost_s(record: Record, passes: int) -> float:
+    return (record.startup_s or 0.0) + passes * (record.median_s or math.inf)

@@ -107,6 +107,13 @@ def plan(
             hint="shorten --seq-len",
         )
     usual_rows = min(most_rows, max(1, USUAL_SLICE_TOKENS[machine.has_card] // case.seq_len))
+    if slice_rows and min(slice_rows, case.batch_size) > most_rows:
+        raise Unsupported(
+            f"a slice of {slice_rows} rows of case {case.name} has "
+            f"{3 * slice_rows * case.seq_len * case.d_model:,} elements "
+            f"of q, k and v; kernels address {2**31 - 1:,}",
+            hint=f"take {most_rows} rows a slice at most",
+        )
     depths = [ring_depth] if ring_depth else [d for d in (USUAL_DEPTH, 2, 1)]
     sizes = [min(slice_rows, most_rows)] if slice_rows else _halvings(usual_rows)
     tried: Plan | None = None
@@ -183,8 +190,11 @@ def budgets(machine: Machine, free_disk_bytes: int | None = None) -> dict[Place,
 
 def host_total_bytes(plan: Plan) -> int:
     """All that lies in host memory: pinned memory too, and without a card also what would lie on it."""
-    places: tuple[Place, ...] = ("pinned", "host") if plan.machine.has_card else ("card", "pinned", "host")
-    return sum(plan.held_bytes(place) for place in places)
+    return sum(plan.held_bytes(place) for place in _in_host_memory(plan))
+
+
+def _in_host_memory(plan: Plan) -> tuple[Place, ...]:
+    return ("pinned", "host") if plan.machine.has_card else ("card", "pinned", "host")
 
 
 def _overruns(plan: Plan, free_disk_bytes: int | None) -> list[Place]:
@@ -201,7 +211,7 @@ def _refusal(plan: Plan, free_disk_bytes: int | None) -> DoesNotFit:
     held = host_total_bytes(plan) if place == "host" else plan.held_bytes(place)
     budget = budgets(plan.machine, free_disk_bytes)[place]
     assert budget is not None
-    counted = ("pinned", "host") if place == "host" else (place,)
+    counted = _in_host_memory(plan) if place == "host" else (place,)
     parts = sorted((e for e in plan.ledger if e.place in counted and e.num_bytes), key=lambda e: -e.num_bytes)
     total = " + ".join(f"{entry.name} {show_bytes(entry.num_bytes)}" for entry in parts)
     where = {"card": "on the card", "pinned": "pinned", "host": "in host memory", "disk": "on disk"}[place]

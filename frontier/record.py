@@ -86,14 +86,16 @@ class Record:
         return json.dumps(dataclasses.asdict(self), separators=(", ", ": "))
 
     @classmethod
-    def from_json(cls, line: str) -> "Record":
+    def from_json(cls, line: str | bytes) -> "Record":
         """Raises DataError if the line is no record of this schema."""
         try:
             table = json.loads(line)
+            if table["schema"] != SCHEMA:
+                raise ValueError(f"it is of schema {table['schema']}")
             for key in ("pass_s", "card_s", "road_s"):
                 table[key] = tuple(table.get(key, ()))
             return cls(**table)
-        except (ValueError, TypeError, AttributeError) as reason:
+        except (ValueError, TypeError, AttributeError, KeyError) as reason:
             raise DataError(f"not a record of schema {SCHEMA}: {reason}", hint="see frontier/record.py") from None
 
 
@@ -103,7 +105,7 @@ def read_records(folder: Path = EVIDENCE) -> Iterator[Record]:
     Raises   DataError naming file and line.
     """
     for path in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             if line.strip():
                 try:
                     yield Record.from_json(line)

@@ -6,6 +6,7 @@ Knows nothing of what the numbers measure.
 """
 
 import re
+from fractions import Fraction
 
 from frontier.errors import CaseError
 
@@ -26,9 +27,10 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None or float(match[1]) <= 0:
+    count = int(Fraction(match[1]) * factor) if match and factor else 0
+    if not 1 <= count < 1 << 80:
         raise CaseError(f"`{text}` is not a size in bytes", hint="write it as 12GiB, 256MiB or 13.1GB")
-    return int(float(match[1]) * factor)
+    return count
 
 
 def show_bytes(count: int) -> str:
@@ -41,7 +43,7 @@ def show_bytes(count: int) -> str:
 
 def show_seconds(seconds: float) -> str:
     """A duration as people read it: 12.3 ms, 4.56 s, 3 min 20 s, 2 h 05 min."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 100:
         return f"{seconds:.3g} s"

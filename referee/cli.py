@@ -128,7 +128,7 @@ def check(
             positions=positions,
             scores_bytes=memory,
             threads=threads,
-            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            command=shlex.join(["referee", "check", *sys.argv[2:]]),
             quiet=quiet,
         )
         if as_json:

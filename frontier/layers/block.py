@@ -35,7 +35,7 @@ def forward(
              the row and their outputs are 0: exact, since nothing but attention looks at another token and
              the order of the rest stays. So no mask tensor exists and every kernel keeps its fast path.
     """
-    if valid_BS is None:
+    if valid_BS is None or bool(valid_BS.all()):
         _forward_valid(x_BSD, out_BSD, stack, case, recipe)
         return
     for x_SD, out_SD, valid_S in zip(x_BSD, out_BSD, valid_BS, strict=True):

@@ -19,7 +19,7 @@ from frontier.recipe import Recipe
 
 # Of a checked row's length, between float64 and the kernel. Rounding leaves 3e-4 (fp16), 3e-3 (bf16), 1e-6
 # (float32) and 6e-4 (TF32); one dropped block of 64 keys among 100,000 leaves 2.5e-2.
-TOLERANCE = {"fp16": 4e-3, "bf16": 2.5e-2, "fp32": 1e-4, "tf32": 4e-3}
+TOLERANCE = {"fp16": 4e-3, "bf16": 1e-2, "fp32": 1e-4, "tf32": 4e-3}
 CANARY_HEADS = 2
 # A CPU would take half a minute for 100,000 positions; its kernels' offsets are 64-bit.
 CPU_MOST_POSITIONS = 8_192
@@ -76,5 +76,8 @@ def _worst_relative_error(
         scores_HS = torch.einsum("hk,shk->hs", q_HK, k_BSHK[0, :keys].double()) * q_HK.shape[-1] ** -0.5
         want_HK = torch.einsum("hs,shk->hk", scores_HS.softmax(-1), v_BSHK[0, :keys].double())
         error = float((got_HK - want_HK).norm() / want_HK.norm())
-        worst = error if not error <= worst else worst  # written so that a NaN wins
+        if not error <= worst:  # a NaN too
+            worst = error
+        if worst != worst:
+            return worst  # a NaN must not be forgotten at the next row
     return worst

@@ -114,9 +114,10 @@ def load_state(path: Path, case: Case) -> State:
     for name, tensor in state.items():
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
             raise DataError(f"{path.name}: `{name}` is {tensor.dtype}", hint="weights are floating-point")
-        if not bool(torch.isfinite(tensor).all()):
+        state[name] = tensor.to(torch.float32)
+        if not bool(torch.isfinite(state[name]).all()):
             raise DataError(f"{path.name}: `{name}` holds a NaN or infinity", hint="weights must be finite")
-    return {name: tensor.to(torch.float32) for name, tensor in state.items()}
+    return state
 
 
 def _check_names(path: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:

@@ -61,6 +61,7 @@ def stream(
     reader = ThreadPoolExecutor(1, "frontier-read")
     writer = ThreadPoolExecutor(1, "frontier-write")
     failed = False
+    began_it: BaseException | None = None  # the first failure of any thread
 
     # No synchronisation besides this queue and the marks is needed: a slot is lent again only after its last
     # write ended, and by then its upload, compute and download have ended too.
@@ -76,7 +77,7 @@ def stream(
         return slot
 
     def write_one(span: Span, slot: Slot, wait: Callable[[], list[Event]]) -> None:
-        nonlocal failed
+        nonlocal failed, began_it
         try:
             events = wait()
             if failed:
@@ -87,7 +88,9 @@ def stream(
             write(span, slot.pinned_out_BSD[: len(span)], slot.pinned_note)
             watch(Event("write", span, began_s, time.perf_counter()))
             free.put(slot)
-        except BaseException:
+        except BaseException as error:
+            if not failed:
+                began_it = error
             failed = True
             free.put(None)  # wakes a reader that waits for this slot
             raise
@@ -106,7 +109,7 @@ def stream(
     except BaseException as error:
         failed = True
         free.put(None)
-        first = _first_failure(trips, error)
+        first = began_it or error  # a stopped thread only follows the failure of another
         if first is not error:
             raise first from None
         raise
@@ -127,15 +130,3 @@ def ahead(extra: int, started: Iterable[_Trip]) -> Iterator[_Trip]:
         if len(waiting) > extra:
             yield waiting.popleft()
     yield from waiting
-
-
-def _first_failure(trips: list[_Trip], error: BaseException) -> BaseException:
-    """The error that began it: a stopped thread only follows another's failure."""
-    if not isinstance(error, _Stopped):
-        return error
-    for trip in trips:
-        if trip.written is not None and not trip.written.cancelled():
-            reason = trip.written.exception()
-            if reason is not None and not isinstance(reason, _Stopped):
-                return reason
-    return error

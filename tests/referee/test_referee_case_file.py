@@ -1,4 +1,4 @@
-"""`referee check --case FILE.toml`: the run must have computed that case, and the file is read by the referee itself."""
+"""`referee check --case FILE.toml`: the run must have computed that case; the referee reads the file itself."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -7,6 +7,7 @@ Knows nothing of machines, recipes or plans.
 
 import dataclasses
 import difflib
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from frontier.errors import CaseError
 
 SHIPPED_CASES = Path(__file__).resolve().parent.parent / "configs" / "cases"
 _SIZES = ("batch_size", "seq_len", "d_model", "heads", "ffn_dim", "layers")
+_MOST = 1 << 40
 FLOAT32_BYTES = 4
 
 
@@ -42,11 +44,13 @@ class Case:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_type(self.name, field.name, getattr(self, field.name))
+        if not self.name.strip():
+            raise CaseError("the case has an empty name", hint="give it one: run directories are named after it")
         for key in _SIZES:
-            if getattr(self, key) < 1:
+            if not 1 <= getattr(self, key) <= _MOST:
                 raise CaseError(
                     f"case {self.name}: {key} is {getattr(self, key)}",
-                    hint=f"{key} must be a whole number of at least 1",
+                    hint=f"{key} must be a whole number of at least 1 and at most 2^40",
                 )
         if self.d_model % self.heads:
             fits = [n for n in range(1, min(self.d_model, 1 << 20) + 1) if self.d_model % n == 0]
@@ -70,16 +74,16 @@ class Case:
         Raises   CaseError if there is no such file, or it says something a case does not have.
         """
         path = SHIPPED_CASES / f"{name_or_path}.toml"
-        if not path.is_file():
+        if not os.path.isfile(path):
             path = Path(name_or_path)
-        if not path.is_file():
+        if not os.path.isfile(path):  # unlike Path.is_file, says no where a folder may not be entered
             raise CaseError(
                 f"no case `{name_or_path}`",
                 hint=f"shipped cases are {', '.join(shipped_names())}; a path to a TOML file works too",
             )
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as reason:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as reason:
             raise CaseError(f"{path.name} is not TOML: {reason}", hint="configs/cases/14.toml shows the form") from None
         return cls(**_flatten(table, path.name))
 

@@ -54,18 +54,21 @@ def choose(
         return (why_not if try_kernels else ATTENTION[recipe.attention].refuses)(case, recipe, machine)
 
     known = [r for r in (read_records() if records is None else records) if r.passed and r.median_s]
+    candidates = _candidates(case, machine, known, passes)
     if wanted is not None:
-        base = _candidates(case, machine, known, passes)[0][0]
-        recipe = parse_recipe(wanted, base)
-        reason = refusal(recipe)
-        if reason is not None:
-            raise Unsupported(
-                f"recipe {recipe} cannot serve case {case.name} on {machine.name}: {reason}",
-                hint="`frontier machine` lists the kernels that can; leave out --recipe to let evidence choose",
-            )
-        return Choice(recipe, "asked for")
+        # Parts that were not named are those of the best candidate with which the named ones can serve.
+        asked = list(dict.fromkeys(parse_recipe(wanted, base) for base, _ in [*candidates, (REFERENCE, "")]))
+        reasons = {}
+        for recipe in asked:
+            reasons[recipe] = refusal(recipe)
+            if reasons[recipe] is None:
+                return Choice(recipe, "asked for")
+        raise Unsupported(
+            f"recipe {asked[0]} cannot serve case {case.name} on {machine.name}: {reasons[asked[0]]}",
+            hint="`frontier machine` lists the kernels that can; leave out --recipe to let evidence choose",
+        )
     passed_over: list[str] = []
-    for recipe, why in _candidates(case, machine, known, passes):
+    for recipe, why in candidates:
         reason = refusal(recipe)
         if reason is None:
             return Choice(recipe, why, tuple(passed_over))

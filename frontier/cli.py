@@ -48,7 +48,8 @@ def cases(toml: tuple[str, ...], as_json: bool, **options: Any) -> None:
         case = Case.load(name)
         try:
             planned = make_plan(case, machine, choose(case, machine, try_kernels=False).recipe)
-            fits = f"fits here: {planned.num_slices} x {planned.slice_rows} rows, {show_bytes(planned.held_bytes('card'))} on the device"
+            held = show_bytes(planned.held_bytes("card"))
+            fits = f"fits here: {planned.num_slices} x {planned.slice_rows} rows, {held} on the device"
         except FrontierError as refusal:
             planned, fits = None, f"does not fit here: {refusal}"
         if as_json:
@@ -63,7 +64,7 @@ def cases(toml: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @cli.command()
 @machine_options
 @click.option("--case", "case_name", default="14", show_default=True, help="Kernels are tried at its length.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON line.")
 def machine(case_name: str, as_json: bool, **options: Any) -> None:
     """The card, the host, and the attention kernels that pass a canary here, each refusal with its reason."""
     import dataclasses
@@ -92,7 +93,7 @@ def machine(case_name: str, as_json: bool, **options: Any) -> None:
 @case_options
 @machine_options
 @plan_options
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON line.")
 def plan(as_json: bool, **options: Any) -> None:
     """The ledger of bytes against budgets, the cut, the time to expect. Allocates nothing; exit 3: does not fit."""
     from frontier.estimate import estimate
@@ -121,12 +122,15 @@ def plan(as_json: bool, **options: Any) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace an existing output file and run directory.")
 @click.option("--trace", type=click.Path(path_type=Path), help="FILE.json in Chrome's trace format, for Perfetto.")
 @click.option("--poison", is_flag=True, help="Fill every slot with NaN before use: a check of the pipeline.")
-@click.option("--allow-nonfinite", is_flag=True, help="Go on if the input holds a NaN or infinity.")
+@click.option(
+    "--allow-nonfinite", is_flag=True, help="Let a NaN or infinity of the input pass; it may spread over its whole row."
+)
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON line.")
 @click.option("--quiet", is_flag=True, help="No progress, no talk.")
 def run(as_json: bool, quiet: bool, **options: Any) -> None:
     """Stream a case from host to host through the card, and leave a run directory for the referee."""
     from frontier.errors import DataError
+    from frontier.runner import Choices
     from frontier.show import show_plan_line, show_record
     from frontier.start import start
 
@@ -135,11 +139,25 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
             "an input file was given and no place for its output",
             hint="add --output FILE.npy, or --output none to drop it",
         )
+    case_name, mask_path = options["case_name"], options["mask"]
     planned, choice = _plan_of(options)
-    run_dir = options.pop("run_dir") or Path("runs") / f"{Path(planned.case.name.split()[0]).stem}-{_now()}"
+    run_dir = options.pop("run_dir") or _new_run_dir(planned.case.name)
     if not quiet:
         click.echo(show_plan_line(planned, choice.why), err=True)
-    record = start(planned, run_dir, quiet=quiet, **options)
+    ceilings = options["passes"] > 1 if options["ceilings"] is None else options["ceilings"]
+    kept = ("passes", "resident", "watch", "poison", "allow_nonfinite", "trace")
+    record = start(
+        planned,
+        run_dir,
+        case_file=case_name,
+        mask_path=mask_path,
+        quiet=quiet,
+        choices=Choices(ceilings=ceilings, **{name: options[name] for name in kept}),
+        **{
+            name: options[name] for name in ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite")
+        },
+        trace=options["trace"],
+    )
     click.echo(record.to_json() if as_json else f"{show_record(record)}\nrun dir   {run_dir}")
 
 
@@ -148,8 +166,8 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
 @machine_options
 @click.option("--recipe", help="Words such as fp16/packed/cudnn; parts left out are chosen.")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="How many, from the case's on.")
-@click.option("--json", "as_json", is_flag=True)
-@click.option("--quiet", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="A record a seed, one JSON line each.")
+@click.option("--quiet", is_flag=True, help="No progress.")
 def proxy(recipe: str | None, seeds: int, as_json: bool, quiet: bool, **options: Any) -> None:
     """Stream at a length whose dense reference fits, and judge every element by the official rule.
 
@@ -193,38 +211,56 @@ def report(check: bool) -> None:
 def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
     """Case, machine, recipe and plan of a command's options, which lose the words that were used."""
     from frontier.chooser import choose
+    from frontier.data.masks import open_mask
     from frontier.planner import Keeping
     from frontier.planner import plan as make_plan
 
     case, found = case_of(options), machine_of(options)
     if options["watch"] is None:
         options["watch"] = tuple(dict.fromkeys((0, case.batch_size - 1)))
-    choice = choose(case, found, options.pop("recipe"), passes=options.get("passes", 1))
+    mask = options.pop("mask", None)
+    valid_BS = None if mask is None else open_mask(mask, case)
+    # An all-true mask is no mask: it is not planned for and costs nothing.
+    options["valid_BS"] = None if valid_BS is None or bool(valid_BS.all()) else valid_BS
     output = options["output"]
     keeping = Keeping(
         resident_input=options["resident"],
         output=output if output in ("none", "memory") else "file",
-        watched_rows=len(options["watch"]),
-        masked=bool(options.get("mask")),
+        watch=options["watch"],
+        masked=options["valid_BS"] is not None,
     )
-    free_bytes = _free_disk_bytes(options)
-    planned = make_plan(
-        case, found, choice.recipe, keeping, ring_depth=options.pop("ring_depth"), free_disk_bytes=free_bytes
-    )
+    limits = {"ring_depth": options.pop("ring_depth"), "free_disk_bytes": _free_disk_bytes(options)}
+    wanted, passes = options.pop("recipe"), options.get("passes", 1)
+    # What cannot fit is refused before a kernel's canary takes memory.
+    hoped = choose(case, found, wanted, passes=passes, try_kernels=False)
+    planned = make_plan(case, found, hoped.recipe, keeping, **limits)
+    choice = choose(case, found, wanted, passes=passes)
+    if choice.recipe != hoped.recipe:
+        planned = make_plan(case, found, choice.recipe, keeping, **limits)
     return planned, choice
 
 
 def _free_disk_bytes(options: dict[str, Any]) -> int | None:
     """Free bytes where the output file would lie; None without one."""
+    from frontier.errors import DataError
+
     if options["output"] in ("none", "memory"):
         return None
-    folder = Path(options["output"]).resolve().parent
-    return shutil.disk_usage(folder).free if folder.is_dir() and os.access(folder, os.R_OK) else None
+    path = Path(options["output"])
+    folder = path.resolve().parent
+    if not path.name or not os.path.isdir(folder):
+        raise DataError(
+            f"no folder for the output `{options['output']}`", hint="make it, or name a .npy file, memory or none"
+        )
+    return shutil.disk_usage(folder).free
 
 
 def _is_default(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.DEFAULT
 
 
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+def _new_run_dir(case_name: str) -> Path:
+    """runs/CASE-TIME, with a number behind it where that is taken."""
+    wanted = f"{Path(case_name.split()[0]).stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    names = (f"{wanted}{suffix}" for suffix in ("", *(f"-{turn}" for turn in range(2, 1000))))
+    return next(path for name in names if not os.path.lexists(path := Path("runs") / name))

@@ -73,11 +73,16 @@ class Machine:
         A budget that is given is believed; one that is not is what is free now: on the card all of it,
         on the host nine tenths, of which half may be pinned.
 
-        Raises   Unsupported if a card is asked for and there is none, or the budget exceeds the card.
+        Raises   Unsupported if a card is asked for and there is none, or a budget exceeds what holds it.
         """
         available_bytes = host_available_bytes()
         host_budget = host_budget_bytes or int(0.9 * available_bytes)
-        pinned_budget = min(pinned_budget_bytes or host_budget // 2, host_budget)
+        pinned_budget = pinned_budget_bytes or host_budget // 2
+        if pinned_budget > host_budget:
+            raise Unsupported(
+                f"a pinned budget of {show_bytes(pinned_budget)} exceeds the host budget of {show_bytes(host_budget)}",
+                hint="pinned memory is host memory: lower --pinned-budget or raise --host-budget",
+            )
         host_total_bytes = min(psutil.virtual_memory().total, _cgroup_limit_bytes() or 1 << 62)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         index = _card_index(device)

@@ -62,6 +62,11 @@ class Door(click.Group):
             # The reader of our stdout went away; nothing more can be said there.
             sys.stderr.close()
             ctx.exit(1)
+        except OSError as reason:  # what the rooms below did not foresee: a full /dev/stdout, a disk that fails
+            where = f" ({reason.filename})" if reason.filename else ""
+            click.echo(f"error: {reason.strerror or reason}{where}", err=True)
+            click.echo("hint: the system said so; what was written before is as it was", err=True)
+            ctx.exit(2)
 
 
 def _stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

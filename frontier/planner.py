@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from frontier.case import Case
-from frontier.errors import DoesNotFit, Unsupported
+from frontier.errors import CaseError, DoesNotFit, Unsupported
 from frontier.layers.costs import most_rows_per_call, weight_bytes, workspace_bytes
 from frontier.machine import CONTEXT_BYTES, Machine
 from frontier.recipe import Recipe
@@ -80,7 +80,7 @@ class Keeping:
 
     resident_input: bool = False
     output: Literal["file", "memory", "none"] = "none"
-    watched_rows: int = 0
+    watch: tuple[int, ...] = ()
     masked: bool = False
 
 
@@ -96,9 +96,15 @@ def plan(
 ) -> Plan:
     """The cut and depth that fit every budget: the deepest usual ring first, then the longest usual slices.
 
-    Raises   DoesNotFit with the sum of the smallest plan tried; Unsupported if one row is too long for the
+    Raises   CaseError if a watched row is none of the case's; DoesNotFit with the sum of the smallest plan tried; Unsupported if one row is too long for the
              kernels' 32-bit offsets.
     """
+    for row in keeping.watch:
+        if not 0 <= row < case.batch_size:
+            raise CaseError(
+                f"row {row} cannot be watched: case {case.name} has batch_size {case.batch_size}",
+                hint=f"rows count from 0 to {case.batch_size - 1}",
+            )
     most_rows = min(most_rows_per_call(case), case.batch_size)
     if most_rows < 1:
         raise Unsupported(
@@ -162,8 +168,9 @@ def _with_ledger(plan: Plan, keeping: Keeping) -> Plan:
         entries.append(Entry("a row without its invalid tokens", "card", case.row_bytes))
     if keeping.resident_input:
         entries.append(Entry("resident input", "host", case.input_bytes))
-    if keeping.watched_rows:
-        entries.append(Entry(f"{keeping.watched_rows} watched rows", "host", keeping.watched_rows * case.row_bytes))
+    if keeping.watch:
+        count = len(keeping.watch)
+        entries.append(Entry(f"{count} watched row{'s' * (count > 1)}", "host", count * case.row_bytes))
     if keeping.output == "memory":
         entries.append(Entry("output", "host", case.input_bytes))
     if keeping.output == "file":
@@ -199,7 +206,10 @@ def _in_host_memory(plan: Plan) -> tuple[Place, ...]:
 
 def _overruns(plan: Plan, free_disk_bytes: int | None) -> list[Place]:
     found: list[Place] = []
-    for place, budget in budgets(plan.machine, free_disk_bytes).items():
+    limits = budgets(plan.machine, free_disk_bytes)
+    # Without a card all of it is host memory: that budget is the one to speak of.
+    order: tuple[Place, ...] = PLACES if plan.machine.has_card else ("host", "card", "pinned", "disk")
+    for place, budget in ((place, limits[place]) for place in order):
         held = host_total_bytes(plan) if place == "host" else plan.held_bytes(place)
         if budget is not None and held > budget:
             found.append(place)

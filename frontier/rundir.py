@@ -5,13 +5,18 @@ Gives    files that hold each other's hashes; `complete` turns true last.
 Knows nothing of how the run goes.
 """
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,41 +27,61 @@ from frontier.planner import Plan
 from frontier.record import Record
 
 SCHEMA = 1
-MANIFEST, WEIGHTS, MASK, RECORD, VERDICT = (
-    "manifest.json",
-    "weights.safetensors",
-    "mask.npy",
-    "record.json",
-    "verdict.json",
-)
+MANIFEST, WEIGHTS, MASK, RECORD = "manifest.json", "weights.safetensors", "mask.npy", "record.json"
+_VERDICT = "verdict.json"
 
 
 class RunDir:
-    """One run's directory, empty at first.
+    """One run's directory, held by a lock from `with` to its end. Nothing in it changes before `begin`.
 
-    Raises   RunDirError if the path holds an earlier run (unless `overwrite`) or anything else.
+    Raises   RunDirError if the path holds an earlier run (unless `overwrite`) or anything else, if another run
+             holds it, or if it cannot be written.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
+        self._overwrite = overwrite
         self._manifest: dict[str, Any] = {}
+        self._held_fd: int | None = None
+        self._made_here = False
+
+    def __enter__(self) -> "RunDir":
+        with self._explained():
+            self._made_here = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._held_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            names = {entry.name for entry in path.iterdir()}
-        except OSError as reason:
-            raise RunDirError(f"{path} cannot be a run directory: {reason.strerror}", hint="name another") from None
+            self._claim()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _claim(self) -> None:
+        assert self._held_fd is not None
+        try:
+            fcntl.flock(self._held_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            hint = "wait for it, or name another with --run-dir"
+            raise RunDirError(f"{self.path} is in use by another run", hint=hint) from None
+        with self._explained():
+            names = os.listdir(self.path)
         if names and MANIFEST not in names:
             raise RunDirError(
-                f"{path} holds {len(names)} files and none is {MANIFEST}: it is not a run directory",
+                f"{self.path} holds {len(names)} files and none is {MANIFEST}: it is not a run directory",
                 hint="name an empty or new one with --run-dir",
             )
-        if names and not overwrite:
-            raise RunDirError(f"{path} holds an earlier run", hint="--overwrite replaces it, --run-dir names another")
-        # An old verdict or row must never stand beside a new manifest.
-        for name in (MANIFEST, WEIGHTS, MASK, RECORD, VERDICT):
-            (path / name).unlink(missing_ok=True)
-        for old_row in (path / "watched").glob("row_*.npy"):
-            old_row.unlink()
+        if names and not self._overwrite:
+            hint = "--overwrite replaces it, --run-dir names another"
+            raise RunDirError(f"{self.path} holds an earlier run", hint=hint)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._made_here:
+            with contextlib.suppress(OSError):  # it is not empty: a run began in it
+                self.path.rmdir()
+        if self._held_fd is not None:
+            os.close(self._held_fd)
+            self._held_fd = None
 
     def begin(
         self,
@@ -68,31 +93,48 @@ class RunDir:
         valid_BS: Tensor | None,
         **facts: Any,
     ) -> None:
-        """Write weights, mask and a manifest that is not complete yet."""
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, self.path / WEIGHTS)
-        if valid_BS is not None:
-            np.save(self.path / MASK, valid_BS.numpy(), allow_pickle=False)
-        self._manifest = {
-            "schema": SCHEMA,
-            "complete": False,
-            "case": plan.case.as_dict(),
-            "input": source,
-            "weights": {"kind": weights_kind, "sha256": file_hash(self.path / WEIGHTS)},
-            "mask": None if valid_BS is None else {"sha256": file_hash(self.path / MASK)},
-            "watched": [],
-            "plan": plan.as_dict(),
-            "torch": torch.__version__,
-            **facts,
-        }
-        self._write(MANIFEST, json.dumps(self._manifest, indent=1))
+        """Drop what an earlier run left; write weights, mask and a manifest that is not complete yet."""
+        with self._explained():
+            # An old verdict or row must never stand beside a new manifest.
+            for name in (_VERDICT, MANIFEST, WEIGHTS, MASK, RECORD):
+                (self.path / name).unlink(missing_ok=True)
+            for old_row in (self.path / "watched").glob("row_*.npy*"):
+                old_row.unlink()
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, self.path / WEIGHTS)
+            if valid_BS is not None:
+                np.save(self.path / MASK, valid_BS.numpy(), allow_pickle=False)
+            self._manifest = {
+                "schema": SCHEMA,
+                "complete": False,
+                "case": plan.case.as_dict(),
+                "input": source,
+                "weights": {"kind": weights_kind, "sha256": file_hash(self.path / WEIGHTS)},
+                "mask": None if valid_BS is None else {"sha256": file_hash(self.path / MASK)},
+                "watched": [],
+                "plan": plan.as_dict(),
+                "torch": torch.__version__,
+                **facts,
+            }
+            self._write(MANIFEST, json.dumps(self._manifest, indent=1))
 
     def finish(self, watched: list[dict[str, Any]], record: Record) -> None:
         """Write the record, then the manifest that vouches for everything beside it."""
-        self._write(RECORD, record.to_json())
-        self._manifest |= {"watched": watched, "complete": True}
-        self._write(MANIFEST, json.dumps(self._manifest, indent=1))
+        with self._explained():
+            self._write(RECORD, record.to_json())
+            self._manifest |= {"watched": watched, "complete": True}
+            self._write(MANIFEST, json.dumps(self._manifest, indent=1))
 
     def _write(self, name: str, text: str) -> None:
         partial = self.path / f"{name}.partial"
         partial.write_text(text + "\n")
         os.replace(partial, self.path / name)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as reason:
+            said = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
+            raise RunDirError(
+                f"{self.path} cannot be a run directory: {said}", hint="name another with --run-dir"
+            ) from None

@@ -73,87 +73,106 @@ def run(
 
     Raises   NonFinite naming row, position and layer; Interrupted saying what is safe; DoesNotFit; DataError.
     """
-    case = plan.case
-    weights_kind = "seeded" if state is None else "file"
-    source = source or SeededSource(case, plan.machine.cores)
     sink = sink or NullSink()
-    state = seeded_state(case) if state is None else state
-    trace = Trace()
-    first_write: list[float] = []
+    job = _Job(plan, source or SeededSource(plan.case, plan.machine.cores), sink, choices, listeners)
+    try:
+        return job.carry_out(state, valid_BS, run_dir, output)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped by request in pass {len(job.pass_s) + 1} of {choices.passes}: {sink.abandon()}",
+            hint="nothing else was left behind but the run directory, which is marked incomplete",
+        ) from None
+    except BaseException:
+        sink.abandon()
+        raise
 
-    def watch(event: Event) -> None:
-        trace(event)
-        if event.verb == "write" and not first_write:
-            first_write.append(time.time())
-        for listener in listeners:
+
+class _Job:
+    """One run's state: its times so far, its trace, what it reads and writes."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Source,
+        sink: Sink,
+        choices: Choices,
+        listeners: Sequence[Callable[[Event], None]],
+    ) -> None:
+        self.plan, self.source, self.sink, self.choices, self.listeners = plan, source, sink, choices, listeners
+        self.trace = Trace()
+        self.pass_s: list[float] = []
+        self.card_s: list[float] = []
+        self.begun_s = time.time()
+        self.first_slice_s: float | None = None
+
+    def watch(self, event: Event) -> None:
+        self.trace(event)
+        if event.verb == "write" and self.first_slice_s is None:
+            self.first_slice_s = time.time() - self.begun_s
+        for listener in self.listeners:
             listener(event)
 
-    begun_s = time.time()
-    facts = facts_of_now(plan.machine)
-    if run_dir is not None:
-        run_dir.begin(plan, state, source=source.describe(), weights_kind=weights_kind, valid_BS=valid_BS, **facts)
-    pass_s: list[float] = []
-    card_s: list[float] = []
-    road_s: list[float] = []
-    with host_pool(plan.machine.cores) as pool, Engine(plan, state, valid_BS) as engine:
-        watcher = Watcher(case, choices.watch, pool)
-        try:
+    def carry_out(self, state: State | None, valid_BS: Tensor | None, run_dir: RunDir | None, output: str) -> Record:
+        plan, case, choices = self.plan, self.plan.case, self.choices
+        weights_kind = "seeded" if state is None else "file"
+        state = seeded_state(case) if state is None else state
+        facts = facts_of_now(plan.machine)
+        if run_dir is not None:
+            described = self.source.describe()
+            run_dir.begin(plan, state, source=described, weights_kind=weights_kind, valid_BS=valid_BS, **facts)
+        with host_pool(plan.machine.cores) as pool, Engine(plan, state, valid_BS) as engine:
+            watcher = Watcher(case, choices.watch, pool)
             if choices.resident:
-                source = ResidentSource(source, case, plan.machine.cores)
-            for _ in range(choices.passes):
+                self.source = ResidentSource(self.source, case, plan.machine.cores)
+            self._carry_passes(engine, watcher)
+            self.sink.finish()
+            peaks = engine.peaks()
+            road_s = [engine.time_road(self.source, NullSink()) for _ in self.card_s]
+            record = Record(
+                kind="run",
+                **facts,
+                case=case.as_dict(),
+                recipe=str(plan.recipe),
+                plan=plan.as_dict(),
+                input=f"{self.source.describe()['kind']}, {'resident' if choices.resident else 'on the fly'}",
+                output=output,
+                flops=case.flops,
+                pass_s=tuple(self.pass_s),
+                first_slice_s=self.first_slice_s,
+                startup_s=self.begun_s - psutil.Process(os.getpid()).create_time(),
+                busy_s={verb: seconds / choices.passes for verb, seconds in self.trace.busy_s().items()},
+                card_s=tuple(self.card_s),
+                road_s=tuple(road_s),
+                gemm_tflops=engine.measure_gemm_tflops() if choices.ceilings else None,
+                device_planned_bytes=plan.allocator_bytes if plan.machine.has_card else None,
+                host_planned_bytes=host_total_bytes(plan),
+                **peaks,
+            )
+            watched = watcher.save(run_dir.path) if run_dir is not None else []
+        self.source.close()
+        if choices.trace is not None:
+            self.trace.save(choices.trace)
+        if run_dir is not None:
+            run_dir.finish(watched, record)
+        return record
+
+    def _carry_passes(self, engine: Engine, watcher: Watcher) -> None:
+        choices = self.choices
+        for _ in range(choices.passes):
+            try:
                 seconds = engine.run_pass(
-                    source,
-                    sink,
+                    self.source,
+                    self.sink,
                     watcher,
-                    watch,
+                    self.watch,
                     poison=choices.poison,
                     allow_nonfinite=choices.allow_nonfinite,
                 )
-                pass_s.append(seconds)
-                if choices.ceilings:
-                    card_s.append(engine.time_card())
-            sink.finish()
-        except NotFinite as found:
-            safe = sink.abandon()
-            raise _located(found, engine, source, safe) from None
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"stopped by request in pass {len(pass_s) + 1} of {choices.passes}: {sink.abandon()}",
-                hint="nothing else was left behind but the run directory, which is marked incomplete",
-            ) from None
-        except BaseException:
-            sink.abandon()
-            raise
-        peaks = engine.peaks()
-        if choices.ceilings:
-            road_s = [engine.time_road(source, NullSink()) for _ in range(choices.passes)]
-        record = Record(
-            kind="run",
-            **facts,
-            case=case.as_dict(),
-            recipe=str(plan.recipe),
-            plan=plan.as_dict(),
-            input=f"{source.describe()['kind']}, {'resident' if choices.resident else 'on the fly'}",
-            output=output,
-            flops=case.flops,
-            pass_s=tuple(pass_s),
-            first_slice_s=first_write[0] - begun_s if first_write else None,
-            startup_s=begun_s - psutil.Process(os.getpid()).create_time(),
-            busy_s={verb: seconds / choices.passes for verb, seconds in trace.busy_s().items()},
-            card_s=tuple(card_s),
-            road_s=tuple(road_s),
-            gemm_tflops=engine.measure_gemm_tflops() if choices.ceilings else None,
-            device_planned_bytes=plan.allocator_bytes if plan.machine.has_card else None,
-            host_planned_bytes=host_total_bytes(plan),
-            **peaks,
-        )
-        watched = watcher.save(run_dir.path) if run_dir is not None else []
-    source.close()
-    if choices.trace is not None:
-        trace.save(choices.trace)
-    if run_dir is not None:
-        run_dir.finish(watched, record)
-    return record
+            except NotFinite as found:
+                raise _located(found, engine, self.source, self.sink.abandon()) from None
+            self.pass_s.append(seconds)
+            if choices.ceilings:
+                self.card_s.append(engine.time_card())
 
 
 def facts_of_now(machine: Machine) -> dict[str, Any]:

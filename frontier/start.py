@@ -7,7 +7,8 @@ Knows nothing of click.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch import Tensor
 from frontier.case import Case
 from frontier.chooser import choose
 from frontier.data.files import open_source
-from frontier.data.masks import open_mask
 from frontier.data.protocols import Sink
 from frontier.data.sinks import MemorySink, NpySink, NullSink
 from frontier.errors import DataError
@@ -33,50 +33,40 @@ def start(
     plan: Plan,
     run_dir: Path,
     *,
+    case_file: str,
     input_path: str | None,
     input_tensor: str | None,
     weights: Path | None,
-    mask: str | None,
+    mask_path: str | None,
+    valid_BS: Tensor | None,
     output: str,
-    resident: bool,
-    watch: tuple[int, ...],
-    passes: int,
-    ceilings: bool | None,
     overwrite: bool,
     trace: Path | None,
-    poison: bool,
-    allow_nonfinite: bool,
     quiet: bool,
+    choices: Choices,
 ) -> Record:
     """Check every file against the case, then run.
 
-    Order    inputs first, the output's space last: a refused run leaves nothing behind.
+    Order    inputs first, the output's space last: a refused run leaves everything as it was.
     Raises   DataError, CaseError or RunDirError before anything is computed.
     """
     case, threads = plan.case, min(8, plan.machine.cores)
-    with contextlib.ExitStack() as undo:
+    outputs = [path for path in (output if output not in ("none", "memory") else None, trace) if path is not None]
+    inputs = [path for path in (case_file, input_path, weights, mask_path) if path is not None]
+    _refuse_same_file(outputs, inputs)
+    if trace is not None:
+        _refuse_trace(trace, overwrite)
+    with contextlib.ExitStack() as ending:
         source = None
         if input_path is not None:
             source = open_source(input_path, case, input_tensor, threads)
-            undo.callback(source.close)
+            ending.callback(source.close)
         state = None if weights is None else load_state(weights, case)
-        valid_BS = None if mask is None else _partial_mask(mask, case)
-        if trace is not None and not trace.resolve().parent.is_dir():
-            raise DataError(f"no folder `{trace.resolve().parent}` for --trace", hint="make it, or name another file")
-        kept = RunDir(run_dir, overwrite)
+        kept = ending.enter_context(RunDir(run_dir, overwrite))
         sink = _open_sink(output, case, overwrite, threads)
-        progress = Progress(case.batch_size * passes, case.row_bytes, quiet)
-        undo.callback(progress.close)
-        choices = Choices(
-            passes=passes,
-            resident=resident,
-            watch=watch,
-            ceilings=passes > 1 if ceilings is None else ceilings,
-            poison=poison,
-            allow_nonfinite=allow_nonfinite,
-            trace=trace,
-        )
-        record = run(
+        progress = Progress(case.batch_size * choices.passes, case.row_bytes, quiet)
+        ending.callback(progress.close)
+        return run(
             plan,
             source,
             sink,
@@ -87,15 +77,31 @@ def start(
             output="file" if isinstance(sink, NpySink) else output,
             listeners=(progress,),
         )
-        undo.pop_all()
-        progress.close()
-        return record
 
 
-def _partial_mask(path: str, case: Case) -> Tensor | None:
-    """The mask, or None if every token is valid: an all-true mask is no mask and costs nothing."""
-    valid_BS = open_mask(path, case)
-    return None if bool(valid_BS.all()) else valid_BS
+def _refuse_same_file(outputs: Sequence[str | Path], inputs: Sequence[str | Path]) -> None:
+    """No run may write over what it reads, or write two things into one file, whatever the paths look like."""
+    places = [os.path.realpath(path) for path in outputs]
+    for turn, (path, place) in enumerate(zip(outputs, places, strict=True)):
+        for other in [*inputs, *outputs[:turn]]:
+            elsewhere = os.path.realpath(other)
+            same = os.path.exists(place) and os.path.exists(elsewhere) and os.path.samefile(place, elsewhere)
+            if same or elsewhere in (place, f"{place}.partial"):
+                raise DataError(f"{path} would be written over {other}, which this run uses", hint="name another file")
+
+
+def _refuse_trace(trace: Path, overwrite: bool) -> None:
+    if os.path.lexists(trace) and not (overwrite and os.path.isfile(trace)):
+        raise DataError(f"{trace} exists", hint="--overwrite replaces a file; or name another with --trace")
+    folder = trace.absolute().parent
+    if not os.path.isdir(folder):
+        raise DataError(f"no folder `{folder}` for --trace", hint="make it, or name another file")
+    partial = trace.with_name(f"{trace.name}.partial")
+    try:
+        partial.touch()
+        partial.unlink()
+    except OSError as reason:
+        raise DataError(f"{trace} cannot be written: {reason.strerror}", hint="name another with --trace") from None
 
 
 def _open_sink(output: str, case: Case, overwrite: bool, threads: int) -> Sink:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from frontier.case import Case
-from frontier.layers.block import block, forward
+from frontier.layers.block import block, final_norm, forward
 from frontier.layers.weights import Stack
 from frontier.planner import Plan
 from frontier.spans import Span
@@ -64,14 +64,21 @@ def first_nonfinite(x_SD: Tensor) -> tuple[int, int] | None:
 def where_it_began(x_SD: Tensor, stack: Stack, plan: Plan, valid_S: Tensor | None) -> tuple[str, int] | None:
     """(layer, position) where a row with finite input first stops being finite, or None if it never does.
 
+    The norm after the last layer counts as a place of its own.
+
     Runs the row again, layer by layer, with the very code of the run.
     """
     case: Case = plan.case
     kept_V = torch.arange(len(x_SD)) if valid_S is None else valid_S.nonzero().squeeze(1)
     x_BSD = x_SD[kept_V.to(x_SD.device)][None].clone()
-    for turn, layer in enumerate(stack.layers):
-        block(x_BSD, layer, case, plan.recipe)
+    for turn in range(len(stack.layers) + 1):
+        if turn < len(stack.layers):
+            name = f"layer {turn}"
+            block(x_BSD, stack.layers[turn], case, plan.recipe)
+        else:
+            name = "final_norm"
+            final_norm(x_BSD, stack.final_norm)
         place = first_nonfinite(x_BSD[0])
         if place is not None:
-            return f"layer {turn}", int(kept_V[place[0]])
+            return name, int(kept_V[place[0]])
     return None

@@ -42,11 +42,11 @@ def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     H, K = min(case.heads, CANARY_HEADS), case.head_width
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(recipe.precision, torch.float32)
     generator = torch.Generator(machine.device).manual_seed(7)
-    packed_BS3HK = torch.randn(1, S, 3, H, K, device=machine.device, generator=generator).to(dtype)
-    q_BSHK, k_BSHK, v_BSHK = packed_BS3HK.unbind(2)
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
+            packed_BS3HK = torch.randn(1, S, 3, H, K, device=machine.device, generator=generator).to(dtype)
+            q_BSHK, k_BSHK, v_BSHK = packed_BS3HK.unbind(2)
             context_BSHK = ATTENTION[recipe.attention].attend(q_BSHK, k_BSHK, v_BSHK, case.causal)
             rows_R = checked_rows(S)
             error = _worst_relative_error(q_BSHK, k_BSHK, v_BSHK, context_BSHK, rows_R, case.causal)

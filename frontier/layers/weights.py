@@ -8,6 +8,7 @@ Letters  D width, F feed-forward width, O outputs, I inputs.
 """
 
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -101,7 +102,7 @@ def load_state(path: Path, case: Case) -> State:
 
     Raises   DataError listing missing, extra and misshapen names, with the nearest matches.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"no weights file `{path}`", hint="give --weights a .safetensors file")
     expected = expected_shapes(case)
     try:

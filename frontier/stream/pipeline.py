@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,13 +25,11 @@ Write = Callable[[Span, Tensor, Tensor], None]
 """`write(span, pinned_out_BSD, pinned_note)`"""
 
 
-@dataclass(slots=True)
-class _Trip:
-    """One slice's passage through one slot."""
+class _Trip(NamedTuple):
+    """One slice on its way: a span, and the slot that it will have been read into."""
 
     span: Span
     read: Future[Slot]
-    written: Future[None] | None = None
 
 
 class _Stopped(Exception):
@@ -95,17 +93,17 @@ def stream(
             free.put(None)  # wakes a reader that waits for this slot
             raise
 
-    trips: list[_Trip] = []
+    carried: deque[Future[None]] = deque()  # writes not known to have ended
     started = (_Trip(span, reader.submit(read_one, span)) for span in spans)
     try:
         for trip in ahead(min(1, len(slots) - 1), started):
-            trips.append(trip)
             slot = trip.read.result()
             mark = lanes.carry(trip.span, slot, work, poison)  # queues the work; does not wait for it
-            trip.written = writer.submit(write_one, trip.span, slot, mark.wait)
-        for trip in trips:
-            assert trip.written is not None
-            trip.written.result()
+            carried.append(writer.submit(write_one, trip.span, slot, mark.wait))
+            while carried and carried[0].done():
+                carried.popleft().result()
+        for written in carried:
+            written.result()
     except BaseException as error:
         failed = True
         free.put(None)

@@ -59,7 +59,9 @@ class Trace:
             }
             for event in sorted(self.events, key=lambda event: event.began_s)
         ]
-        path.write_text(json.dumps({"traceEvents": tracks + spans, "displayTimeUnit": "ms"}))
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(json.dumps({"traceEvents": tracks + spans, "displayTimeUnit": "ms"}))
+        partial.replace(path)
 
 
 def _union_s(events: list[Event]) -> float:

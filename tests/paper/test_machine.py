@@ -210,9 +210,12 @@ def test_budgets_that_are_not_given_are_what_is_free(ten_gib: None) -> None:
     assert machine.pinned_budget_bytes == 9 * GIB // 2
 
 
-def test_budgets_that_are_given_are_believed_and_pinned_lies_within_the_hosts(ten_gib: None) -> None:
-    machine = Machine.detect(
-        "cpu", device_budget_bytes=2 * GIB, host_budget_bytes=4 * GIB, pinned_budget_bytes=6 * GIB
-    )  # fmt: skip
+def test_budgets_that_are_given_are_believed(ten_gib: None) -> None:
+    machine = Machine.detect("cpu", device_budget_bytes=2 * GIB, host_budget_bytes=4 * GIB, pinned_budget_bytes=GIB)
     assert (machine.device_budget_bytes, machine.host_budget_bytes) == (2 * GIB, 4 * GIB)
-    assert machine.pinned_budget_bytes == 4 * GIB
+    assert machine.pinned_budget_bytes == GIB
+
+
+def test_a_pinned_budget_above_the_hosts_is_refused_with_both(ten_gib: None) -> None:
+    with pytest.raises(Unsupported, match=r"6\.00 GiB exceeds the host budget of 4\.00 GiB"):
+        Machine.detect("cpu", host_budget_bytes=4 * GIB, pinned_budget_bytes=6 * GIB)

@@ -145,7 +145,7 @@ def test_a_plan_as_json_is_one_line() -> None:
         (["--batch-size", "1000000000000", "--output", "y.npy"], ["on disk", "the budget is", "--output"]),
         (["--batch-size", "1000000000000", "--output", "memory"], ["in host memory", "--output none or a file"]),
         (["--batch-size", "1000000000000", "--resident"], ["in host memory", "--on-the-fly"]),
-        (["--d-model", "65536"], ["on the card", "weights"]),
+        (["--d-model", "65536"], ["in host memory", "weights"]),
         (["--seq-len", "1000000000"], ["kernels address 2,147,483,647", "shorten --seq-len"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -10,6 +10,7 @@ Knows nothing of frontier but its command line.
 
 import argparse
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ REFEREE = [sys.executable, "-c", "from referee.cli import cli; cli()"]
 RUNS = Path("runs/series")
 
 CUDNN, FA4 = ["--recipe", "fp16/packed/cudnn"], ["--recipe", "fp16/packed/fa4"]
+BF16 = ["--recipe", "bf16/packed/cudnn"]
 RESIDENT, FLY = ["--resident", "--passes", "3"], ["--on-the-fly"]
 
 
@@ -41,7 +43,7 @@ def series(output_folder: str) -> dict[str, tuple[list[str], bool]]:
         "to a file": ([*CUDNN, *FLY, *file], False),
         "whole command, on the fly, FA4": ([*FA4, *FLY], False),
         "on the fly, flash": (["--recipe", "fp16/packed/flash", *FLY, "--ceilings"], False),
-        "bf16, a recipe one may ask for": (["--recipe", "bf16/packed/cudnn", *FLY], False),
+        "bf16, a recipe one may ask for": ([*BF16, *FLY], False),
     }
 
 
@@ -60,25 +62,37 @@ def main() -> None:
     chosen = {
         n: v for n, v in series(options.output_folder).items() if not options.only or n in options.only.split(";")
     }
-    records: dict[str, dict[str, Any]] = {}
+    records = Records(options.output)
     if options.referee != "only":
         run_all(chosen, options, records)
     if options.referee != "no":
         judge_all([name for name, (_, judged) in chosen.items() if judged], records)
-    with options.output.open("a") as file:
-        for record in records.values():
-            file.write(json.dumps(record) + "\n")
-    print(f"{len(records)} records appended to {options.output}", file=sys.stderr)
+    print(f"{len(records.kept)} records in {options.output}", file=sys.stderr)
 
 
-def run_all(chosen: dict[str, tuple[list[str], bool]], options: Any, records: dict[str, dict[str, Any]]) -> None:
+class Records:
+    """The records of a file by name, written anew after each change: a series that is cut short loses nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.is_file() else []
+        self.kept: dict[str, dict[str, Any]] = {record["notes"]["name"]: record for record in map(json.loads, lines)}
+
+    def put(self, name: str, record: dict[str, Any]) -> None:
+        record["notes"]["name"] = name
+        self.kept[name] = record
+        self._path.write_text("".join(json.dumps(record) + "\n" for record in self.kept.values()))
+
+
+def run_all(chosen: dict[str, tuple[list[str], bool]], options: Any, records: Records) -> None:
     """Proxies first (correct, then fast), then every run, each in a process of its own."""
-    for kernel in (CUDNN, FA4):
-        seeds = str(options.proxy_seeds)
-        answer, _ = call([*FRONTIER, "proxy", "--case", "14", *kernel, "--seeds", seeds, "--json"])
+    for kernel, seeds in ((CUDNN, options.proxy_seeds), (FA4, options.proxy_seeds), (BF16, 1)):
+        answer, _ = call([*FRONTIER, "proxy", "--case", "14", *kernel, "--seeds", str(seeds), "--json", "--quiet"])
         for line in answer.splitlines():
             record = json.loads(line)
-            records[f"proxy {record['recipe']} {record['case']['seed']}"] = stamped(record, options.commit)
+            record["command"] = shlex.join(["frontier", "proxy", "--case", "14", *kernel, "--seeds", str(seeds)])
+            name = f"proxy {record['recipe']} seed {record['case']['seed']}"
+            records.put(name, stamped(record, options.commit))
             print(record["notes"]["sentence"], file=sys.stderr, flush=True)
     for name, (arguments, _) in chosen.items():
         folder = RUNS / slug(name)
@@ -90,23 +104,24 @@ def run_all(chosen: dict[str, tuple[list[str], bool]], options: Any, records: di
         if not answer.strip():
             continue
         record = stamped(json.loads(answer), options.commit)
-        record["command"] = " ".join(["frontier", *command[:-4]])
-        record["notes"] |= {"name": name, "command_s": round(seconds, 2), "headline": name in HEADLINES}
+        record["command"] = shlex.join(["frontier", *command[:-4]])
+        record["notes"] |= {"command_s": round(seconds, 2), "headline": name in HEADLINES}
         if "--device-budget" in arguments:
             record["notes"]["device_budget"] = arguments[arguments.index("--device-budget") + 1]
-        records[name] = record
+        records.put(name, record)
         print(f"{name}: passes {record['pass_s']}, card {record['card_s']}, whole command {seconds:.1f} s", flush=True)
 
 
-def judge_all(names: list[str], records: dict[str, dict[str, Any]]) -> None:
+def judge_all(names: list[str], records: Records) -> None:
     """Every watched row, every position, in float64 on the CPU."""
     for name in names:
         folder = RUNS / slug(name)
         call([*REFEREE, "check", str(folder), "--case", "configs/cases/14.toml"])
         verdict_file = folder / "verdict.json"
-        if verdict_file.is_file():
-            record = records.setdefault(name, json.loads((folder / "record.json").read_text()))
+        if verdict_file.is_file() and name in records.kept:
+            record = records.kept[name]
             record["verdicts"]["referee"] = summary(json.loads(verdict_file.read_text()))
+            records.put(name, record)
             print(f"{name}: referee {record['verdicts']['referee']}", flush=True)
 
 

@@ -101,7 +101,8 @@ def read_run_weights(manifest: Manifest) -> dict[str, Tensor]:
             if not torch.equal(made.view(torch.int32), weights[name].view(torch.int32)):
                 raise CannotJudge(
                     f"the weights should come from seed {manifest.case.seed}, but {name} does not",
-                    hint='the manifest must call them "file" if they come from elsewhere; else run again',
+                    hint="judge on the kind of CPU of the run (PyTorch promises the last bit on no other), or run"
+                    ' again; a manifest must say "file" of weights from elsewhere',
                 )
     return weights
 

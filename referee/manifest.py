@@ -62,7 +62,7 @@ def inside(run_dir: Path, relative: str) -> Path:
     if not stays:
         raise CannotJudge(
             f"the path {relative!r} leaves the run directory",
-            hint="every path in a manifest is relative and stays inside; do not judge a run you do not trust",
+            hint="every path in a manifest must be relative and stay inside; do not judge a run you do not trust",
         )
     if not there:
         raise CannotJudge(f"{relative} is missing from {run_dir}", hint="the run is not whole; run it again")

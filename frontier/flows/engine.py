@@ -65,8 +65,12 @@ class Engine:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
             self.lanes = CudaLanes(self.device)
-        with self._explained():
-            self.slots = make_ring(plan.ring_depth, (plan.slice_rows, case.seq_len, case.d_model), self.device)
+        try:
+            with self._explained():
+                self.slots = make_ring(plan.ring_depth, (plan.slice_rows, case.seq_len, case.d_model), self.device)
+        except BaseException:
+            self._precision.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -41,6 +41,8 @@ class PinnedBuffer:
         self.tensor.zero_()  # touch every page with all cores; registering untouched pages faults them one by one
         status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), self.num_bytes, 0)
         if int(status) != 0:
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device="cuda")  # takes the error away: CUDA would report it to the next kernel
             raise DoesNotFit(
                 f"the system refuses to pin {show_bytes(self.num_bytes)} of host memory (CUDA error {int(status)})",
                 hint="lower --pinned-budget (256MiB works under WSL and in small containers), or raise `ulimit -l`",

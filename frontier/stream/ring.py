@@ -7,6 +7,7 @@ Knows nothing of files, layers or what the numbers mean.
 Letters  B rows of the largest slice, S positions, D width.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 
@@ -51,24 +52,35 @@ class Slot:
 
 def make_ring(depth: int, shape_BSD: tuple[int, int, int], device: torch.device) -> list[Slot]:
     """`depth` slots for slices of up to `shape_BSD` float32 values; pinned memory only where there is a card."""
-    return [_make_slot(shape_BSD, device) for _ in range(depth)]
+    slots: list[Slot] = []
+    with contextlib.ExitStack() as undo:
+        for _ in range(depth):
+            slots.append(_make_slot(shape_BSD, device))
+            undo.callback(slots[-1].release)
+        undo.pop_all()
+    return slots
 
 
 def _make_slot(shape_BSD: tuple[int, int, int], device: torch.device) -> Slot:
     owned: list[PinnedBuffer] = []
+    undo = contextlib.ExitStack()
 
     def host(*shape: int) -> Tensor:
         if device.type == "cpu":
             return torch.zeros(shape)
         owned.append(PinnedBuffer(*shape))
+        undo.callback(owned[-1].release)
         return owned[-1].tensor
 
-    return Slot(
-        pinned_in_BSD=host(*shape_BSD),
-        pinned_out_BSD=host(*shape_BSD),
-        pinned_note=host(NOTE_LENGTH),
-        device_in_BSD=torch.empty(shape_BSD, device=device),
-        device_out_BSD=torch.empty(shape_BSD, device=device),
-        device_note=torch.zeros(NOTE_LENGTH, device=device),
-        owned=owned,
-    )
+    with undo:  # pages that stay registered after their memory is gone could never be pinned again
+        slot = Slot(
+            pinned_in_BSD=host(*shape_BSD),
+            pinned_out_BSD=host(*shape_BSD),
+            pinned_note=host(NOTE_LENGTH),
+            device_in_BSD=torch.empty(shape_BSD, device=device),
+            device_out_BSD=torch.empty(shape_BSD, device=device),
+            device_note=torch.zeros(NOTE_LENGTH, device=device),
+            owned=owned,
+        )
+        undo.pop_all()
+    return slot

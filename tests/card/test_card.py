@@ -194,7 +194,7 @@ def test_the_measured_peak_is_planned_and_the_budget_is_real(machine):
 def test_running_out_of_memory_part_way_shows_the_plan(machine):
     case = Case.load("14").override(batch_size=2)
     planned = plan(case, machine, FP16)
-    tight = Machine.detect("cuda", device_budget_bytes=4 * GIB)
+    tight = Machine.detect("cuda", device_budget_bytes=2 * GIB)
     tight.limit_allocator()
     try:
         with pytest.raises(DoesNotFit, match="ran out of memory"), Engine(planned, seeded_state(case)) as engine:

@@ -579,6 +579,17 @@ def test_a_tensor_that_is_not_there_or_not_clear_is_asked_for_by_name(
         open_source(path, case, name).close()
 
 
+def test_the_only_tensor_is_taken_for_the_input_and_its_shape_is_what_is_wrong(tmp_path, case, x_BSD, refusal):
+    path = tmp_path / "x.safetensors"
+    save_file({"flat": x_BSD.view(120, 6)}, path)
+    assert refusal(open_source, path, case) == (
+        f"{path} has shape [120 × 6], case small needs [3 × 40 × 6] (batch_size, seq_len, d_model)",
+        "save it with 3 dimensions: batch_size, seq_len, d_model",
+    )
+    save_file({"flat": x_BSD.view(120, 6), "flatter": x_BSD.view(720).clone()}, path)
+    assert refusal(open_source, path, case)[0].endswith("the input: it holds 'flat', 'flatter'")
+
+
 # A file that changes while it is read
 
 

@@ -297,12 +297,13 @@ while True:
 
 def test_a_run_killed_while_it_writes_leaves_only_its_part(tmp_path, case, y_BSD, refusal):
     path = tmp_path / "y.npy"
-    run = subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None and run.stdout.readline() == "writing\n"
-    assert refusal(NpySink, path, case, overwrite=True)[0] == f"another run is writing {path}"
-    run.send_signal(signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL
-    run.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True) as run:
+        try:
+            assert run.stdout is not None and run.stdout.readline() == "writing\n"
+            assert refusal(NpySink, path, case, overwrite=True)[0] == f"another run is writing {path}"
+        finally:
+            run.send_signal(signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
     assert names(tmp_path) == ["y.npy.partial"]
     assert refusal(NpySink, path, case) == (f"{path}.partial is left from an interrupted run", LEFT_OVER)
     sink = NpySink(path, case, overwrite=True)

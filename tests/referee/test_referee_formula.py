@@ -41,6 +41,12 @@ class DenseLayer(nn.Module):
         return (x + self.ffn_out(nn.GELU()(self.ffn_in(self.norm2(x))))) * valid
 
 
+def lively_weights(case: Case) -> dict[str, Tensor]:
+    """Seeded ones, with norms that differ from one another: fresh, they are all 1 and 0 and could be confused."""
+    weights = seeded_weights(case)
+    return {name: w + 0.3 * torch.randn_like(w) if "norm" in name else w for name, w in weights.items()}
+
+
 def dense(x: Tensor, case: Case, weights: dict[str, Tensor], kept: Tensor, scale: float | None = None) -> Tensor:
     model = nn.Module()
     model.layers = nn.ModuleList(DenseLayer(case, scale) for _ in range(case.layers))
@@ -67,7 +73,7 @@ def blocked(
 
 def gap(case: Case, kept: Tensor | None = None, count: int | None = None, scores_bytes: int = 1 << 30) -> float:
     """The largest difference between the two, at the positions that are asked for."""
-    x, weights = torch.randn(case.seq_len, case.d_model), seeded_weights(case)
+    x, weights = torch.randn(case.seq_len, case.d_model), lively_weights(case)
     kept = torch.ones(case.seq_len, dtype=torch.bool) if kept is None else kept
     wanted = choose_positions(count, case.seq_len)
     found = blocked(x.clone(), case, weights, kept, wanted, scores_bytes)
@@ -125,7 +131,7 @@ def test_positions_are_both_ends_and_a_fixed_draw_between() -> None:
 
 def test_scores_too_large_for_exp_equal_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(BASE, seq_len=90, layers=1)
-    x, weights = torch.randn(90, 24), seeded_weights(case)
+    x, weights = torch.randn(90, 24), lively_weights(case)
     for part in "qk":
         weights[f"layers.0.attention.{part}_proj.weight"] *= 60
     kept = torch.ones(90, dtype=torch.bool)
@@ -138,14 +144,25 @@ def test_scores_too_large_for_exp_equal_dense(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_comparison_sees_a_wrong_scale() -> None:
     case = replace(BASE, seq_len=33)
-    x, weights, kept = torch.randn(33, 24), seeded_weights(case), torch.ones(33, dtype=torch.bool)
+    x, weights, kept = torch.randn(33, 24), lively_weights(case), torch.ones(33, dtype=torch.bool)
     found = blocked(x.clone(), case, weights, kept, torch.arange(33), 1 << 20)
     assert (found - dense(x, case, weights, kept, scale=24**-0.5)).abs().max() > 1e-6
 
 
+@pytest.mark.parametrize("name", list(seeded_weights(BASE)))
+def test_the_comparison_sees_each_weight(name: str) -> None:
+    case, kept, wanted = replace(BASE, seq_len=33), torch.ones(33, dtype=torch.bool), torch.arange(33)
+    x, weights = torch.randn(33, 24), lively_weights(case)
+    found = blocked(x.clone(), case, weights, kept, wanted, 1 << 20)
+    weights[name] = weights[name] + 0.1 * torch.randn_like(weights[name])
+    gap_without = (found - dense(x, case, weights, kept)).abs().max()
+    # A shift of all keys alike moves every score of a query alike: softmax, and so the layer, cannot see it.
+    assert gap_without < 1e-12 if name.endswith("k_proj.bias") else gap_without > 1e-6
+
+
 def test_the_comparison_sees_a_forgotten_mask_and_a_forgotten_causality() -> None:
     case, holes, everything = replace(BASE, seq_len=101), MASKS["holes"], torch.ones(101, dtype=torch.bool)
-    x, weights, wanted = torch.randn(101, 24), seeded_weights(case), torch.arange(101)
+    x, weights, wanted = torch.randn(101, 24), lively_weights(case), torch.arange(101)
     found = blocked(x.clone(), case, weights, holes, wanted, LEAST_BYTES)
     assert (found - dense(x, case, weights, everything))[holes].abs().max() > 1e-6
     assert (found - dense(x, replace(case, causal=False), weights, holes)).abs().max() > 1e-6

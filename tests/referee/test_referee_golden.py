@@ -1,16 +1,20 @@
 """What is seeded agrees with numbers written down beforehand, without the referee's code."""
 
+import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from referee.case import Case
-from referee.inputs import block_seed, seeded_block, seeded_weights, weight_shapes
+from referee.crew import Crew
+from referee.inputs import block_seed, hash_row, seeded_block, seeded_weights, weight_shapes
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 BLOCKS = json.loads((GOLDEN / "seeded_blocks.json").read_text())
+ROWS = json.loads((GOLDEN / "row_hashes.json").read_text())
 WEIGHTS = json.loads((GOLDEN / "seeded_weights.json").read_text())
 
 
@@ -36,6 +40,24 @@ def test_blocks_begin_with_the_golden_values(entry: dict) -> None:
     assert (block.flatten()[:8] - wanted).abs().max() < 1e-6
     other = seeded_block(case, entry["row"] + 1, entry["block"])  # control
     assert (other.flatten()[:8] - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("entry", BLOCKS)
+def test_whole_blocks_are_golden_where_the_last_bit_is(entry: dict) -> None:
+    case = make_case(entry["seed"], seq_len=4096 * (entry["block"] + 1))
+    block = seeded_block(case, entry["row"], entry["block"])
+    assert float(block.double().sum()) == pytest.approx(entry["sum_of_4096x64"], abs=0.02)
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):  # the kinds of CPU that made it
+        assert hashlib.sha256(block.numpy().tobytes()).hexdigest() == entry["sha256_of_4096x64"]
+
+
+@pytest.mark.parametrize("entry", ROWS)
+def test_rows_hash_to_golden_values_exactly(entry: dict) -> None:
+    values = np.arange(entry["positions"] * entry["width"], dtype="<f4") / 256
+    row = values.reshape(entry["positions"], entry["width"])
+    with Crew(2) as crew:
+        assert hash_row(row, crew) == entry["sha256"]
+        assert hash_row(row[:, ::-1], crew) != entry["sha256"]  # control
 
 
 def test_blocks_are_scaled() -> None:

@@ -32,6 +32,12 @@ def test_a_link_out_of_the_directory_is_refused(name: str, run_dir: Path, refuse
     assert refused() == f"the path '{name}' leaves the run directory"
 
 
+def test_an_absolute_path_is_refused_even_inside(run_dir: Path, edit: Callable, refused: Callable) -> None:
+    path = str((run_dir / OUTPUT).resolve())
+    edit(lambda manifest: manifest["watched"][0].update(output=path))
+    assert refused() == f"the path '{path}' leaves the run directory"
+
+
 def test_a_detour_that_stays_inside_is_welcome(edit: Callable, check: Callable) -> None:
     edit(lambda manifest: manifest["watched"][0].update(output=f"watched/../{OUTPUT}"))
     assert check().exit_code == 0

@@ -7,16 +7,20 @@ Knows nothing of how records were made.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from frontier.case import Case
 from frontier.errors import Unsupported
 from frontier.machine import Machine
-from frontier.recipe import REFERENCE, Recipe, parse_recipe
+from frontier.recipe import REFERENCE, Attention, Recipe, parse_recipe
 from frontier.record import Record, read_records
 
 # What to try where no record speaks: exact float32 arithmetic with a fused kernel.
 UNTRIED = ("fp32/packed/efficient", "fp32/packed/flash")
+
+# Kernels that every CUDA build of torch brings, fastest first on an H200; the last serves cards back to a T4.
+BUILT_IN_KERNELS: tuple[Attention, ...] = ("cudnn", "flash", "efficient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ def choose(
     Fastest  counts a command's start (a kernel may be compiled then) and `passes` passes: FA4 gains 0.4 s a
              pass on case 14 and loses 13 s at its start.
     Order    passing records of this case on this card, fastest first; then of the nearest case on this card;
-             then of this case on other cards; then float32 with a fused kernel; then the reference.
+             then of this case on other cards; then their precision with a kernel of torch's own, which the
+             canary checks at the case's length; then float32 with a fused kernel; then the reference.
     `try_kernels=False` believes each kernel's rule without running its canary: for overviews of many cases.
 
     Raises   Unsupported if the recipe asked for refuses: there is no silent fallback.
@@ -53,8 +58,8 @@ def choose(
     def refusal(recipe: Recipe) -> str | None:
         return (why_not if try_kernels else ATTENTION[recipe.attention].refuses)(case, recipe, machine)
 
-    known = [r for r in (read_records() if records is None else records) if r.passed and r.median_s]
-    candidates = _candidates(case, machine, known, passes)
+    known = list(read_records() if records is None else records)
+    candidates = _candidates(case, machine, _admitted(known), passes)
     if wanted is not None:
         # Parts that were not named are those of the best candidate with which the named ones can serve.
         asked = list(dict.fromkeys(parse_recipe(wanted, base) for base, _ in [*candidates, (REFERENCE, "")]))
@@ -97,9 +102,27 @@ def _candidates(case: Case, machine: Machine, records: list[Record], passes: int
             found.setdefault(
                 recipe, f"{why}: case {record.case['name']}, {record.machine}, {record.median_s:.3g} s a pass"
             )
+    for recipe in [r for r in found if machine.has_card and r.is_half]:
+        for kernel in BUILT_IN_KERNELS:
+            found.setdefault(replace(recipe, attention=kernel), f"{recipe} passed; this kernel by its canary alone")
     for text in UNTRIED:
         found.setdefault(parse_recipe(text, REFERENCE), "no record is near: float32 with a fused kernel")
     return list(found.items())
+
+
+def _admitted(records: list[Record]) -> list[Record]:
+    """Timed records of recipes that some judge passed and none failed, on that card at that width and depth.
+
+    A recipe is judged where judging is cheap (a proxy length, two watched rows) and timed in other runs.
+    """
+    keys = ("d_model", "heads", "ffn_dim", "layers", "causal")
+
+    def kin(record: Record) -> tuple[Any, ...]:
+        return record.machine, record.recipe, *(record.case[key] for key in keys)
+
+    passed = {kin(r) for r in records if "pass" in r.given_verdicts}
+    failed = {kin(r) for r in records if any(verdict != "pass" for verdict in r.given_verdicts)}
+    return [r for r in records if r.median_s and not r.refused and kin(r) in passed - failed]
 
 
 def _of_case(records: list[Record], case: Case) -> list[Record]:

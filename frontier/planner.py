@@ -96,8 +96,8 @@ def plan(
 ) -> Plan:
     """The cut and depth that fit every budget: the deepest usual ring first, then the longest usual slices.
 
-    Raises   CaseError if a watched row is none of the case's; DoesNotFit with the sum of the smallest plan tried; Unsupported if one row is too long for the
-             kernels' 32-bit offsets.
+    Raises   CaseError if a watched row is none of the case's; DoesNotFit with the sum of the smallest plan
+             tried; Unsupported if one row is too long for the kernels' 32-bit offsets.
     """
     for row in keeping.watch:
         if not 0 <= row < case.batch_size:

@@ -77,10 +77,14 @@ class Record:
         return max(walls) / self.median_s if walls and self.median_s else None
 
     @property
+    def given_verdicts(self) -> list[str]:
+        """What each judge said: "pass" or "fail"; empty if none was asked."""
+        return [str(verdict.get("verdict")) for verdict in self.verdicts.values()]
+
+    @property
     def passed(self) -> bool:
         """Judged at least once, and never found wrong."""
-        given = [verdict.get("verdict") for verdict in self.verdicts.values()]
-        return bool(given) and all(verdict == "pass" for verdict in given)
+        return bool(self.given_verdicts) and all(verdict == "pass" for verdict in self.given_verdicts)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(", ", ": "))

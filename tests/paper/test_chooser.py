@@ -145,7 +145,12 @@ def test_where_all_kernels_refuse_the_reference_serves_and_each_refusal_is_named
     refuse("cudnn", "flash", "efficient", "fa4")
     choice = choose(CASE, card(), records=[a_record(CASE, "fp16/packed/cudnn", 1.0)])
     assert choice.recipe == REFERENCE and choice.why == "nothing faster is admissible here"
-    assert [text.split(":")[0] for text in choice.passed_over] == ["fp16/packed/cudnn", *UNTRIED]
+    assert [text.split(":")[0] for text in choice.passed_over] == [
+        "fp16/packed/cudnn",
+        "fp16/packed/flash",
+        "fp16/packed/efficient",
+        *UNTRIED,
+    ]
 
 
 def test_a_recipe_that_is_asked_for_is_taken_though_slower() -> None:
@@ -171,3 +176,22 @@ def test_a_recipe_that_cannot_be_read_is_an_error() -> None:
 def test_a_record_whose_recipe_this_version_does_not_know_is_no_obstacle() -> None:
     records = [a_record(CASE, "fp16/packed/fa9", 0.1), a_record(CASE, "fp16/packed/cudnn", 1.0)]
     assert str(choose(CASE, card(), records=records).recipe) == "fp16/packed/cudnn"
+
+
+def test_an_older_card_takes_the_judged_precision_with_a_kernel_that_it_has() -> None:
+    t4 = card(name="Tesla T4", capability=(7, 5))
+    choice = choose(CASE, t4, records=[a_record(CASE, "fp16/packed/cudnn")], try_kernels=False)
+    assert str(choice.recipe) == "fp16/packed/efficient"
+    assert [text.split(":")[0] for text in choice.passed_over] == ["fp16/packed/cudnn", "fp16/packed/flash"]
+
+
+def test_a_timed_run_is_admitted_by_a_verdict_given_elsewhere_and_lost_by_one_failure() -> None:
+    timed, shorter = a_record(CASE, "fp16/packed/cudnn", verdicts={}), small(seq_len=64)
+    passing, failing = (
+        a_record(shorter, "fp16/packed/cudnn", None, kind="proxy", verdicts={"proxy": {"verdict": verdict}})
+        for verdict in ("pass", "fail")
+    )
+    elsewhere = a_record(small(d_model=256), "fp16/packed/cudnn", None, verdicts={"proxy": {"verdict": "pass"}})
+    given = ([timed], [timed, elsewhere], [timed, passing], [timed, passing, failing])
+    chosen = [str(choose(CASE, card(), records=records).recipe) for records in given]
+    assert chosen == [UNTRIED[0], UNTRIED[0], "fp16/packed/cudnn", UNTRIED[0]]

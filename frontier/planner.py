@@ -10,7 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 from frontier.case import Case
 from frontier.errors import CaseError, DoesNotFit, Unsupported
-from frontier.layers.costs import most_rows_per_call, weight_bytes, workspace_bytes
+from frontier.layers.costs import (
+    ALLOCATOR_SLACK_BYTES,
+    GEMM_WORKSPACE_BYTES,
+    most_rows_per_call,
+    weight_bytes,
+    workspace_bytes,
+)
 from frontier.machine import CONTEXT_BYTES, Machine
 from frontier.recipe import Recipe
 from frontier.units import GIB, show_bytes
@@ -24,7 +30,7 @@ USUAL_DEPTH = 3
 
 # Tokens of a slice, with a card and without: long enough that launches and calls cost nothing beside the work;
 # more rows would only hold more memory and leave fewer slices to overlap.
-USUAL_SLICE_TOKENS = {True: 131_072, False: 8_192}
+USUAL_SLICE_TOKENS = {True: 131_072, False: 4_096}
 
 # Python, torch and CUDA's libraries in host memory, with a card and without: the peak RSS of case 14 less all that
 # the ledger names is 1.05 GiB with cuDNN and 1.32 GiB with FA4 (H200 host, torch 2.11), 0.5 GiB on a CPU.
@@ -163,6 +169,8 @@ def _with_ledger(plan: Plan, keeping: Keeping) -> Plan:
         Entry("Python, torch, libraries", "host", RUNTIME_HOST_BYTES[card]),
     ]
     if card:
+        entries.append(Entry("GEMM workspaces", "card", GEMM_WORKSPACE_BYTES))
+        entries.append(Entry("allocator slack", "card", ALLOCATOR_SLACK_BYTES))
         entries.append(Entry("CUDA context", "card", CONTEXT_BYTES))
     if keeping.masked:
         entries.append(Entry("a row without its invalid tokens", "card", case.row_bytes))

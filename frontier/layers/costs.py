@@ -45,8 +45,6 @@ def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, in
         "attention log-sum-exp": B * H * S * FLOAT32_BYTES,
         # norm in float32 and cast; or normed, hidden, gelu of it; or gelu, out: the largest of the three
         "tile temporaries": T * max(D * (4 + w), (D + 2 * F) * w, (F + D) * w),
-        "GEMM workspaces": GEMM_WORKSPACE_BYTES,
-        "allocator slack": ALLOCATOR_SLACK_BYTES,
     }
     if recipe.attention == "dense":
         # float32 q, k, v and context; scores and their softmax; the causal mask

@@ -139,7 +139,7 @@ def test_a_plan_as_json_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device-budget", "1MiB"], ["on the card", "the budget is 1.00 MiB", "--device-budget"]),
+        (["--device-budget", "100KiB"], ["on the card", "the budget is 100.00 KiB", "--device-budget"]),
         (["--pinned-budget", "10KiB"], ["pinned", "the budget is 10.00 KiB", "--pinned-budget"]),
         (["--host-budget", "100MiB"], ["in host memory", "the budget is 100.00 MiB", "--host-budget"]),
         (["--batch-size", "1000000000000", "--output", "y.npy"], ["on disk", "the budget is", "--output"]),

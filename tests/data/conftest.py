@@ -1,5 +1,6 @@
-"""Small cases, a pool, refusals and a small disk, for all tests of this room."""
+"""Small cases and their rows, a pool, refusals, failing calls and a small disk, for all tests of this room."""
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from frontier.case import Case
 from frontier.errors import DataError
@@ -29,6 +31,20 @@ def case(make_case: MakeCase) -> Case:
     return make_case(seq_len=40)
 
 
+def random_rows(seed: int) -> torch.Tensor:
+    return torch.randn(3, 40, 6, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(name="x_BSD")
+def input_rows() -> torch.Tensor:
+    return random_rows(7)
+
+
+@pytest.fixture(name="y_BSD")
+def output_rows() -> torch.Tensor:
+    return random_rows(8)
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(3) as threads:
@@ -45,6 +61,19 @@ def refusal() -> Callable[..., tuple[str, str | None]]:
         return str(caught.value), caught.value.hint
 
     return refuse
+
+
+@pytest.fixture
+def failing() -> Callable[[int], Callable[..., None]]:
+    """Stands for a system call that fails with this errno."""
+
+    def failing_with(number: int) -> Callable[..., None]:
+        def fail(*arguments: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    return failing_with
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ FAULTS = [
     Fault("no scale", ["--input-scale", "nan"], ["input_scale is nan", "positive and finite"]),
     Fault("a word for bytes", ["--host-budget", "lots"], ["`lots` is not a size", "12GiB"]),
     Fault("no bytes", ["--pinned-budget", "0"], ["`0` is not a size"]),
-    Fault("tiny card", ["--device-budget", "1MiB"], ["1.00 MiB", "--device-budget"], exit_code=3),
+    Fault("tiny card", ["--device-budget", "100KiB"], ["100.00 KiB", "--device-budget"], exit_code=3),
     Fault("tiny pinned", ["--pinned-budget", "1KiB"], ["1.00 KiB", "--pinned-budget"], exit_code=3),
     Fault("tiny host", ["--host-budget", "1MiB"], ["1.00 MiB", "--host-budget"], exit_code=3),
     Fault("no card", ["--device", "cuda"], ["CUDA was asked for", "--device cpu"], exit_code=3),

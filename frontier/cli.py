@@ -146,6 +146,7 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
         click.echo(show_plan_line(planned, choice.why), err=True)
     ceilings = options["passes"] > 1 if options["ceilings"] is None else options["ceilings"]
     kept = ("passes", "resident", "watch", "poison", "allow_nonfinite", "trace")
+    files = ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite")
     record = start(
         planned,
         run_dir,
@@ -153,10 +154,7 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
         mask_path=mask_path,
         quiet=quiet,
         choices=Choices(ceilings=ceilings, **{name: options[name] for name in kept}),
-        **{
-            name: options[name] for name in ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite")
-        },
-        trace=options["trace"],
+        **{name: options[name] for name in files},
     )
     click.echo(record.to_json() if as_json else f"{show_record(record)}\nrun dir   {run_dir}")
 

@@ -41,7 +41,6 @@ def start(
     valid_BS: Tensor | None,
     output: str,
     overwrite: bool,
-    trace: Path | None,
     quiet: bool,
     choices: Choices,
 ) -> Record:
@@ -51,11 +50,11 @@ def start(
     Raises   DataError, CaseError or RunDirError before anything is computed.
     """
     case, threads = plan.case, min(8, plan.machine.cores)
-    outputs = [path for path in (output if output not in ("none", "memory") else None, trace) if path is not None]
-    inputs = [path for path in (case_file, input_path, weights, mask_path) if path is not None]
-    _refuse_same_file(outputs, inputs)
-    if trace is not None:
-        _refuse_trace(trace, overwrite)
+    file_output = None if output in ("none", "memory") else output
+    outputs, inputs = (file_output, choices.trace), (case_file, input_path, weights, mask_path)
+    _refuse_same_file([path for path in outputs if path], [path for path in inputs if path])
+    if choices.trace is not None:
+        _refuse_trace(choices.trace, overwrite)
     with contextlib.ExitStack() as ending:
         source = None
         if input_path is not None:

@@ -1,4 +1,4 @@
-"""Exact attention over sequences and batches that no card can hold, streamed from host to host.
+"""Exact attention over batches of giant sequences that no card can hold, streamed from host to host.
 
     import frontier
 

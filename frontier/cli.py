@@ -22,7 +22,7 @@ from frontier.options import Door, case_of, case_options, machine_of, machine_op
 @click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__)
 def cli() -> None:
-    """Exact attention over sequences and batches that no card can hold, streamed from host to host.
+    """Exact attention over batches of giant sequences that no card can hold, streamed from host to host.
 
     Exit codes: 0 done and right, 1 a verdict failed, 2 bad input, 3 does not fit or not supported here,
     4 a number that is not finite, 130 stopped by request.
@@ -95,7 +95,7 @@ def machine(case_name: str, as_json: bool, **options: Any) -> None:
 @plan_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line.")
 def plan(as_json: bool, **options: Any) -> None:
-    """The ledger of bytes against budgets, the cut, the time to expect. Allocates nothing; exit 3: does not fit."""
+    """The ledger of bytes against budgets, the cut, the time to expect; exit 3: does not fit. No row is touched."""
     from frontier.estimate import estimate
     from frontier.record import read_records
     from frontier.show import show_plan
@@ -105,7 +105,7 @@ def plan(as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(planned.as_dict() | {"case": planned.case.as_dict(), "estimate": guess._asdict()}))
     else:
-        click.echo(show_plan(planned, choice.why, guess, _free_disk_bytes(options)))
+        click.echo(show_plan(planned, choice, guess, _free_disk_bytes(options)))
 
 
 @cli.command()
@@ -143,7 +143,7 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
     planned, choice = _plan_of(options)
     run_dir = options.pop("run_dir") or _new_run_dir(planned.case.name)
     if not quiet:
-        click.echo(show_plan_line(planned, choice.why), err=True)
+        click.echo(show_plan_line(planned, choice), err=True)
     ceilings = options["passes"] > 1 if options["ceilings"] is None else options["ceilings"]
     kept = ("passes", "resident", "watch", "poison", "allow_nonfinite", "trace")
     files = ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite")
@@ -209,7 +209,7 @@ def report(check: bool) -> None:
 def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
     """Case, machine, recipe and plan of a command's options, which lose the words that were used."""
     from frontier.chooser import choose
-    from frontier.data.masks import open_mask
+    from frontier.data.masks import checked_mask, open_mask
     from frontier.planner import Keeping
     from frontier.planner import plan as make_plan
 
@@ -217,9 +217,7 @@ def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
     if options["watch"] is None:
         options["watch"] = tuple(dict.fromkeys((0, case.batch_size - 1)))
     mask = options.pop("mask", None)
-    valid_BS = None if mask is None else open_mask(mask, case)
-    # An all-true mask is no mask: it is not planned for and costs nothing.
-    options["valid_BS"] = None if valid_BS is None or bool(valid_BS.all()) else valid_BS
+    options["valid_BS"] = None if mask is None else checked_mask(open_mask(mask, case), case)
     output = options["output"]
     keeping = Keeping(
         resident_input=options["resident"],

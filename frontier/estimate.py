@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from frontier.case import FLOAT32_BYTES
+from frontier.layers.costs import TILE_TOKENS
 from frontier.planner import Plan
 from frontier.record import Record
 
@@ -21,6 +23,8 @@ _PROBE_SIZE = 1024
 # A pinned copy each way, and a thread's normal numbers, where no record tells.
 _LINK_BYTES_PER_S = 12e9
 _NORMALS_PER_S = 120e6
+# Kernels that a layer launches once and once a tile, and what a launch costs at least: small shapes wait for these.
+_LAUNCHES_A_LAYER, _LAUNCHES_A_TILE, _LAUNCH_S = 3, 14, 5e-6
 
 
 class Estimate(NamedTuple):
@@ -41,12 +45,16 @@ def estimate(plan: Plan, records: Iterable[Record], on_the_fly: bool) -> Estimat
         rate = _SHARE_OF_MATMUL * _probe_matmul(plan)
         basis = f"half of a short matmul probe: {rate / 1e12:.3g} TFLOP/s; no record of this card and recipe"
     case = plan.case
-    values = case.input_bytes / 4
+    values = case.input_bytes / FLOAT32_BYTES
+    tiles = -(-plan.slice_rows * case.seq_len // TILE_TOKENS)
+    launches = plan.num_slices * case.layers * (_LAUNCHES_A_LAYER + tiles * _LAUNCHES_A_TILE)
     parts_s = {
         "compute": case.flops / rate,
         "link": case.input_bytes / _LINK_BYTES_PER_S if plan.machine.has_card else 0.0,
         "generation": values / (_NORMALS_PER_S * plan.machine.cores) if on_the_fly else 0.0,
     }
+    if plan.machine.has_card:
+        parts_s["launches"] = launches * _LAUNCH_S
     if not plan.machine.has_card:  # generating and computing share the same cores
         return Estimate(sum(parts_s.values()), "compute", basis)
     bound_by = max(parts_s, key=lambda part: parts_s[part])
@@ -68,8 +76,9 @@ def _nearest_record(plan: Plan, records: Iterable[Record]) -> Record | None:
 def _probe_matmul(plan: Plan) -> float:
     import torch
 
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(plan.recipe.precision, torch.float32)
-    a = torch.randn(_PROBE_SIZE, _PROBE_SIZE, device=plan.machine.device).to(dtype)
+    from frontier.layers.weights import working_dtype
+
+    a = torch.randn(_PROBE_SIZE, _PROBE_SIZE, device=plan.machine.device).to(working_dtype(plan.recipe))
     rates = []
     for _ in range(5):
         began_s = time.perf_counter()

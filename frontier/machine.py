@@ -84,7 +84,7 @@ class Machine:
                 hint="pinned memory is host memory: lower --pinned-budget or raise --host-budget",
             )
         host_total_bytes = min(psutil.virtual_memory().total, _cgroup_limit_bytes() or 1 << 62)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = _count_cores()
         index = _card_index(device)
         if index is None:
             return cls(
@@ -174,6 +174,16 @@ def _read_memory_level(place: Path, limit_file: str, used_file: str, cache_key: 
     if limit_text == "max" or int(limit_text) >= 1 << 60:
         return None
     return int(limit_text), used_bytes - int(stat.get(cache_key, 0))
+
+
+def _count_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may keep busy: its affinity, within a container's quota of CPU time (cgroup v2)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota_us, period_us = (cgroup / "cpu.max").read_text().split()
+        return max(1, min(cores, -(-int(quota_us) // int(period_us))))
+    except (OSError, ValueError):  # no such file, or the quota is "max"
+        return cores
 
 
 def _card_index(device: str) -> int | None:

@@ -6,6 +6,7 @@ Knows nothing of what the commands do.
 """
 
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,12 @@ class Door(click.Group):
             where = f" ({reason.filename})" if reason.filename else ""
             click.echo(f"error: {reason.strerror or reason}{where}", err=True)
             click.echo("hint: the system said so; what was written before is as it was", err=True)
+            ctx.exit(2)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except Exception as fault:  # 1 is kept for a verdict, so nothing unforeseen may end as 1
+            traceback.print_exc()
+            click.echo(f"error: {fault}\nhint: frontier itself failed; please report the lines above", err=True)
             ctx.exit(2)
 
 

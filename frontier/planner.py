@@ -18,7 +18,7 @@ from frontier.layers.costs import (
     workspace_bytes,
 )
 from frontier.machine import CONTEXT_BYTES, Machine
-from frontier.recipe import Recipe
+from frontier.recipe import REFERENCE, Recipe
 from frontier.units import GIB, show_bytes
 
 Place = Literal["card", "pinned", "host", "disk"]
@@ -166,6 +166,7 @@ def _with_ledger(plan: Plan, keeping: Keeping) -> Plan:
         *(Entry(name, "card", held) for name, held in workspace_bytes(case, plan.recipe, rows).items()),
         Entry(f"{depth} x slice in", "pinned", depth * slice_bytes),
         Entry(f"{depth} x slice out", "pinned", depth * slice_bytes),
+        Entry("weights in float32", "host", weight_bytes(case, REFERENCE)),
         Entry("Python, torch, libraries", "host", RUNTIME_HOST_BYTES[card]),
     ]
     if card:

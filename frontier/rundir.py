@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from frontier.errors import RunDirError
 from frontier.layers.weights import State
 from frontier.planner import Plan
 from frontier.record import Record
+from frontier.units import show_bytes
 
 SCHEMA = 1
 MANIFEST, WEIGHTS, MASK, RECORD = "manifest.json", "weights.safetensors", "mask.npy", "record.json"
@@ -59,12 +61,12 @@ class RunDir:
 
     def _claim(self) -> None:
         assert self._held_fd is not None
-        try:
-            fcntl.flock(self._held_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            hint = "wait for it, or name another with --run-dir"
-            raise RunDirError(f"{self.path} is in use by another run", hint=hint) from None
         with self._explained():
+            try:
+                fcntl.flock(self._held_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                hint = "wait for it, or name another with --run-dir"
+                raise RunDirError(f"{self.path} is in use by another run", hint=hint) from None
             names = os.listdir(self.path)
         if names and MANIFEST not in names:
             raise RunDirError(
@@ -91,12 +93,28 @@ class RunDir:
         source: dict[str, Any],
         weights_kind: str,
         valid_BS: Tensor | None,
+        watched_rows: int,
         **facts: Any,
     ) -> None:
-        """Drop what an earlier run left; write weights, mask and a manifest that is not complete yet."""
+        """Drop what an earlier run left; write weights, mask and a manifest that is not complete yet.
+
+        Raises   RunDirError if the disk has no room for the weights and for the rows to be saved at the end.
+        """
         with self._explained():
-            # An old verdict or row must never stand beside a new manifest.
-            for name in (_VERDICT, MANIFEST, WEIGHTS, MASK, RECORD):
+            free_bytes = shutil.disk_usage(self.path).free
+        needed_bytes = watched_rows * plan.case.row_bytes + sum(tensor.nbytes for tensor in state.values())
+        if needed_bytes > free_bytes:
+            raise RunDirError(
+                f"{self.path} needs {show_bytes(needed_bytes)} for weights and {watched_rows} watched rows, "
+                f"{show_bytes(free_bytes)} are free",
+                hint="name a --run-dir on another disk, or --watch fewer rows",
+            )
+        with self._explained():
+            # An old verdict or row must never stand beside a new manifest; and without any manifest, a start that
+            # fails half-way would leave a directory that --overwrite takes for somebody else's.
+            (self.path / _VERDICT).unlink(missing_ok=True)
+            self._write(MANIFEST, json.dumps({"schema": SCHEMA, "complete": False}))
+            for name in (WEIGHTS, MASK, RECORD):
                 (self.path / name).unlink(missing_ok=True)
             for old_row in (self.path / "watched").glob("row_*.npy*"):
                 old_row.unlink()

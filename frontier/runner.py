@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,14 +20,15 @@ import psutil
 from torch import Tensor
 
 from frontier.data.generate import SeededSource
+from frontier.data.masks import checked_mask
 from frontier.data.protocols import Sink, Source
 from frontier.data.resident import ResidentSource
 from frontier.data.sinks import NullSink
 from frontier.data.watch import Watcher
 from frontier.errors import FrontierError, Interrupted, NonFinite
-from frontier.flows.engine import Engine, NotFinite, host_pool
+from frontier.flows.engine import Engine, NotFinite
 from frontier.flows.whole import first_nonfinite, where_it_began
-from frontier.layers.weights import State, seeded_state
+from frontier.layers.weights import State, checked_state, seeded_state
 from frontier.machine import Machine
 from frontier.planner import Plan, host_total_bytes
 from frontier.record import Record, commit, source_sha256, versions
@@ -41,7 +43,7 @@ class Choices:
     passes      times the whole batch is carried through; each is timed
     resident    make or read the whole input in host memory first, outside the timed passes
     watch       rows whose input is hashed and whose output is kept for the referee
-    ceilings    also time the card alone and the road alone, once after each pass
+    ceilings    also time the card alone, after each pass, and the road alone as often, after the last
     poison      fill every slot with NaN before use, so that a skipped copy shows
     """
 
@@ -71,6 +73,8 @@ def run(
     Without a source the rows are seeded; without a sink they are dropped; without a state the weights are
     seeded. The sink is finished here, or abandoned if anything fails.
 
+    Shapes   `valid_BS` is bool, true for a valid token; all true is no mask.
+
     Raises   NonFinite naming row, position and layer; Interrupted saying what is safe; DoesNotFit; DataError.
     """
     sink = sink or NullSink()
@@ -78,8 +82,10 @@ def run(
     try:
         return job.carry_out(state, valid_BS, run_dir, output)
     except KeyboardInterrupt:
+        done = len(job.pass_s)
+        when = f"in pass {done + 1} of" if done < choices.passes else "after"
         raise Interrupted(
-            f"stopped by request in pass {len(job.pass_s) + 1} of {choices.passes}: {sink.abandon()}",
+            f"stopped by request {when} {choices.passes}: {sink.abandon()}",
             hint="nothing else was left behind but the run directory, which is marked incomplete",
         ) from None
     except BaseException:
@@ -115,13 +121,22 @@ class _Job:
     def carry_out(self, state: State | None, valid_BS: Tensor | None, run_dir: RunDir | None, output: str) -> Record:
         plan, case, choices = self.plan, self.plan.case, self.choices
         weights_kind = "seeded" if state is None else "file"
-        state = seeded_state(case) if state is None else state
+        state = seeded_state(case) if state is None else checked_state(state, case)
+        valid_BS = None if valid_BS is None else checked_mask(valid_BS, case)
         facts = facts_of_now(plan.machine)
         if run_dir is not None:
-            described = self.source.describe()
-            run_dir.begin(plan, state, source=described, weights_kind=weights_kind, valid_BS=valid_BS, **facts)
-        with host_pool(plan.machine.cores) as pool, Engine(plan, state, valid_BS) as engine:
-            watcher = Watcher(case, choices.watch, pool)
+            run_dir.begin(
+                plan,
+                state,
+                source=self.source.describe(),
+                weights_kind=weights_kind,
+                valid_BS=valid_BS,
+                watched_rows=len(choices.watch),
+                **facts,
+            )
+        with ThreadPoolExecutor(plan.machine.cores, "frontier-hash") as pool, Engine(plan, state, valid_BS) as engine:
+            # Without a run directory nobody will ask for the rows: they are not hashed, and no memory is taken.
+            watcher = Watcher(case, choices.watch if run_dir is not None else (), pool)
             if choices.resident:
                 self.source = ResidentSource(self.source, case, plan.machine.cores)
             self._carry_passes(engine, watcher)
@@ -150,10 +165,10 @@ class _Job:
             )
             watched = watcher.save(run_dir.path) if run_dir is not None else []
         self.source.close()
-        if choices.trace is not None:
-            self.trace.save(choices.trace)
         if run_dir is not None:
             run_dir.finish(watched, record)
+        if choices.trace is not None:
+            self.trace.save(choices.trace)
         return record
 
     def _carry_passes(self, engine: Engine, watcher: Watcher) -> None:
@@ -169,7 +184,9 @@ class _Job:
                     allow_nonfinite=choices.allow_nonfinite,
                 )
             except NotFinite as found:
-                raise _located(found, engine, self.source, self.sink.abandon()) from None
+                with engine.explained():
+                    fault = _located(found, engine, self.source, self.sink.abandon())
+                raise fault from None
             self.pass_s.append(seconds)
             if choices.ceilings:
                 self.card_s.append(engine.time_card())

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterator
 
 from frontier.case import Case
+from frontier.chooser import Choice
 from frontier.estimate import Estimate
 from frontier.machine import Machine
 from frontier.planner import PLACES, Place, Plan, budgets, host_total_bytes
@@ -30,12 +31,12 @@ def show_case(case: Case) -> str:
     )
 
 
-def show_plan(plan: Plan, why: str, guess: Estimate, free_disk_bytes: int | None) -> str:
-    """The cut, the ledger against budgets, and the time to expect."""
+def show_plan(plan: Plan, choice: Choice, guess: Estimate, free_disk_bytes: int | None) -> str:
+    """The recipe and those passed over, the cut, the ledger against budgets, and the time to expect."""
     rows = f"{plan.slice_rows} row{'s' * (plan.slice_rows > 1)}"
     lines = [
         show_case(plan.case),
-        f"recipe {plan.recipe} ({why})",
+        *_recipe_lines(choice),
         f"cut    {plan.num_slices} slice{'s' * (plan.num_slices > 1)} of {rows}, {plan.ring_depth} in flight",
         f"time   about {show_seconds(guess.pass_s)} a pass, bound by {guess.bound_by} ({guess.basis})",
         "",
@@ -64,11 +65,16 @@ def _total_lines(plan: Plan, place: Place, budget: int | None) -> Iterator[str]:
         yield f"    {'budget':<34}{show_bytes(budget):>14}"
 
 
-def show_plan_line(plan: Plan, why: str) -> str:
-    """The plan on one line, for stderr."""
+def _recipe_lines(choice: Choice) -> Iterator[str]:
+    yield f"recipe {choice.recipe} ({choice.why})"
+    yield from (f"not    {passed_over}" for passed_over in choice.passed_over)
+
+
+def show_plan_line(plan: Plan, choice: Choice) -> str:
+    """The plan on a few lines, for stderr."""
     held = ", ".join(f"{place} {show_bytes(plan.held_bytes(place))}" for place in PLACES if plan.held_bytes(place))
     cut = f"{plan.num_slices} slice{'s' * (plan.num_slices > 1)}, {plan.ring_depth} in flight"
-    return f"{show_case(plan.case)}\nrecipe {plan.recipe} ({why})\n{cut}; {held}"
+    return "\n".join([show_case(plan.case), *_recipe_lines(choice), f"{cut}; {held}"])
 
 
 def show_machine(machine: Machine, kernels: dict[str, str | None], tried: str, pinning_s: float | None) -> str:

@@ -107,7 +107,7 @@ def _open_sink(output: str, case: Case, overwrite: bool, threads: int) -> Sink:
     if output == "none":
         return NullSink()
     if output == "memory":
-        return MemorySink(case)
+        return MemorySink(case, threads)
     return NpySink(output, case, overwrite, threads)
 
 

@@ -81,7 +81,9 @@ class Records:
     def put(self, name: str, record: dict[str, Any]) -> None:
         record["notes"]["name"] = name
         self.kept[name] = record
-        self._path.write_text("".join(json.dumps(record) + "\n" for record in self.kept.values()))
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        partial.write_text("".join(json.dumps(record) + "\n" for record in self.kept.values()))
+        partial.replace(self._path)
 
 
 def run_all(chosen: dict[str, tuple[list[str], bool]], options: Any, records: Records) -> None:

@@ -22,6 +22,20 @@ from frontier.errors import DataError
 _DTYPES = {"|b1": torch.bool, "|u1": torch.uint8}
 
 
+def checked_mask(valid_BS: Tensor, case: Case) -> Tensor | None:
+    """The mask on the host, or None if every token is valid: that is no mask, and costs nothing.
+
+    Raises   DataError if it is not bool, or not of the case's shape: rows of another batch would be hidden in silence.
+    """
+    wanted = (case.batch_size, case.seq_len)
+    if valid_BS.dtype != torch.bool or valid_BS.shape != wanted:
+        raise DataError(
+            f"the mask is {valid_BS.dtype} {list(valid_BS.shape)}, case {case.name} needs torch.bool {list(wanted)}",
+            hint="give one value for each position of each row; true is a valid token",
+        )
+    return None if bool(valid_BS.all()) else valid_BS.cpu()
+
+
 def open_mask(path: str | Path, case: Case) -> Tensor:
     """The mask `[B, S]` in `path`; true is a valid token.
 

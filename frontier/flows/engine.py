@@ -5,11 +5,11 @@ Gives    timed passes, the two ceilings they are held against, measured peaks.
 Knows nothing of run directories, records or the command line.
 """
 
+import contextlib
 import resource
 import statistics
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -56,28 +56,35 @@ class Engine:
         self.flow = WholeRows(plan=plan, stack=pack(state, plan.case, plan.recipe, self.device), valid_BS=valid_BS)
         self.slots: list[Slot] = []
         self.lanes: Lanes = HostLanes()
-        self._precision = matmul_precision(plan.recipe)
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> "Engine":
         case, plan = self.plan.case, self.plan
-        self._precision.__enter__()
-        if plan.machine.has_card:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self.lanes = CudaLanes(self.device)
-        try:
-            with self._explained():
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(matmul_precision(plan.recipe))
+            if plan.machine.has_card:
+                # Events and memory counts that name no device mean the current one, which cuda:1 is not by itself.
+                undo.enter_context(torch.cuda.device(self.device))
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.device)
+            undo.callback(self._let_go)
+            with self.explained():
                 self.slots = make_ring(plan.ring_depth, (plan.slice_rows, case.seq_len, case.d_model), self.device)
-        except BaseException:
-            self._precision.__exit__(None, None, None)
-            raise
+            if plan.machine.has_card:
+                self.lanes = CudaLanes(self.device)  # waits for the default stream, which made weights and slots
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._undo.close()
+
+    def _let_go(self) -> None:
+        # A pass that was cut short (Ctrl-C while the card is timed) may have left work on the lanes.
+        with contextlib.suppress(RuntimeError):  # a broken card repeats its error
+            self.lanes.drain()
         for slot in self.slots:
             slot.release()
         self.slots = []
-        self._precision.__exit__(None, None, None)
 
     def run_pass(
         self,
@@ -111,7 +118,7 @@ class Engine:
 
         spans = cut(self.plan.case.batch_size, self.plan.slice_rows)
         began_s = time.perf_counter()
-        with self._explained():
+        with self.explained():
             stream(
                 spans,
                 self.slots,
@@ -132,7 +139,7 @@ class Engine:
         """Seconds of the same work on rows that already lie in the slots: the card alone."""
         began_s = time.perf_counter()
         stream_here = self.lanes.compute if isinstance(self.lanes, CudaLanes) else None
-        with torch.cuda.stream(stream_here), self._explained():
+        with torch.cuda.stream(stream_here), self.explained():
             for turn, rows in enumerate(cut(self.plan.case.batch_size, self.plan.slice_rows)):
                 slot, taken = self.slots[turn % len(self.slots)], slice(0, len(rows))
                 self.flow.work(rows, slot.device_in_BSD[taken], slot.device_out_BSD[taken], slot.device_note)
@@ -148,7 +155,7 @@ class Engine:
 
     def measure_gemm_tflops(self) -> float | None:
         """The card's half-precision matmul rate in this very run, or None without a card or the room for it."""
-        room = self.plan.allocator_bytes - torch.cuda.memory_allocated() if self.plan.machine.has_card else 0
+        room = self.plan.allocator_bytes - torch.cuda.memory_allocated(self.device) if self.plan.machine.has_card else 0
         if room < 3 * 2 * _GEMM_SIZE**2 + 64 * MIB:
             return None
         a, b = (torch.randn(_GEMM_SIZE, _GEMM_SIZE, device=self.device, dtype=torch.float16) for _ in range(2))
@@ -164,7 +171,7 @@ class Engine:
         return float(statistics.median(rates[1:]))
 
     def peaks(self) -> dict[str, Any]:
-        """Bytes at their highest since the engine was made, under the record's names."""
+        """Bytes at their highest, by the record's names: on the card since `with`, on the host since process start."""
         card = self.plan.machine.has_card
         return {
             "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if card else None,
@@ -172,29 +179,14 @@ class Engine:
             "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
 
-    def _explained(self) -> "_OutOfMemoryExplained":
-        return _OutOfMemoryExplained(self.plan)
-
-
-class _OutOfMemoryExplained:
-    """Turns the allocator's out-of-memory into our refusal, which shows the plan beside what was held."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
-            held = torch.cuda.max_memory_allocated(self._plan.machine.device)
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns the allocator's out-of-memory into our refusal, which shows the plan beside what was held."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
             raise DoesNotFit(
-                f"the card ran out of memory: {show_bytes(held)} were allocated, "
-                f"the plan has {show_bytes(self._plan.allocator_bytes)} besides the CUDA context",
+                f"the card ran out of memory: {show_bytes(torch.cuda.max_memory_allocated(self.device))} were "
+                f"allocated, the plan has {show_bytes(self.plan.allocator_bytes)} besides the CUDA context",
                 hint="another program may hold the rest of the card: lower --device-budget or --ring-depth",
             ) from error
-
-
-def host_pool(cores: int) -> ThreadPoolExecutor:
-    """Threads for hashing watched rows, one a core."""
-    return ThreadPoolExecutor(cores, "frontier-host")

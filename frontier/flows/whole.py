@@ -13,14 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frontier.case import Case
 from frontier.layers.block import block, final_norm, forward
 from frontier.layers.weights import Stack
 from frontier.planner import Plan
 from frontier.spans import Span
-
-NOTE = ("lowest input", "highest input", "lowest output", "highest output")
-"""What the work notes of every slice; a NaN or infinity anywhere shows in these four numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +28,10 @@ class WholeRows:
     valid_BS: Tensor | None = None
 
     def work(self, rows: Span, device_in_BSD: Tensor, device_out_BSD: Tensor, device_note: Tensor) -> None:
-        """Compute a slice's output, and note the extremes of both ends: 0.1 ms a gigabyte-pass on an H200."""
+        """Compute a slice's output; note lowest and highest input, lowest and highest output.
+
+        A NaN or infinity anywhere shows in these four numbers. They cost 0.1 ms a gigabyte-pass on an H200.
+        """
         torch.aminmax(device_in_BSD, out=(device_note[0], device_note[1]))
         valid_BS = None if self.valid_BS is None else self.valid_BS[rows.as_slice()]
         forward(device_in_BSD, device_out_BSD, self.stack, self.plan.case, self.plan.recipe, valid_BS)
@@ -64,13 +63,11 @@ def first_nonfinite(x_SD: Tensor) -> tuple[int, int] | None:
 def where_it_began(x_SD: Tensor, stack: Stack, plan: Plan, valid_S: Tensor | None) -> tuple[str, int] | None:
     """(layer, position) where a row with finite input first stops being finite, or None if it never does.
 
-    The norm after the last layer counts as a place of its own.
-
-    Runs the row again, layer by layer, with the very code of the run.
+    Runs the row again, layer by layer, with the very code of the run; the norm behind them is a place of its own.
     """
-    case: Case = plan.case
+    case = plan.case
     kept_V = torch.arange(len(x_SD)) if valid_S is None else valid_S.nonzero().squeeze(1)
-    x_BSD = x_SD[kept_V.to(x_SD.device)][None].clone()
+    x_BSD = x_SD[kept_V.to(x_SD.device)][None]  # a copy, which the layers may change
     for turn in range(len(stack.layers) + 1):
         if turn < len(stack.layers):
             name = f"layer {turn}"

@@ -8,12 +8,15 @@ Letters  B rows, S positions, H heads, K head width, R checked rows.
 """
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from frontier.case import Case
 from frontier.layers.attention import ATTENTION
+from frontier.layers.weights import working_dtype
 from frontier.machine import Machine
 from frontier.recipe import Recipe
 
@@ -40,10 +43,10 @@ def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
         return None  # it is the arithmetic that others are checked by
     S = case.seq_len if machine.has_card else min(case.seq_len, CPU_MOST_POSITIONS)
     H, K = min(case.heads, CANARY_HEADS), case.head_width
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(recipe.precision, torch.float32)
+    dtype = working_dtype(recipe)
     generator = torch.Generator(machine.device).manual_seed(7)
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as told, _on_device(machine):
             warnings.simplefilter("always")
             packed_BS3HK = torch.randn(1, S, 3, H, K, device=machine.device, generator=generator).to(dtype)
             q_BSHK, k_BSHK, v_BSHK = packed_BS3HK.unbind(2)
@@ -56,6 +59,11 @@ def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     if not error <= TOLERANCE[recipe.precision]:
         return f"wrong numbers at S = {S}: relative error {error:.2g}, limit {TOLERANCE[recipe.precision]:.2g}"
     return None
+
+
+def _on_device(machine: Machine) -> AbstractContextManager[Any]:
+    # A third party's kernel may take the current device's stream, whatever device its tensors lie on.
+    return torch.cuda.device(machine.device) if machine.has_card else nullcontext()
 
 
 def checked_rows(S: int) -> list[int]:

@@ -43,8 +43,9 @@ def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, in
         "packed q, k, v": B * S * 3 * D * w,
         "attention context": B * S * D * w,
         "attention log-sum-exp": B * H * S * FLOAT32_BYTES,
-        # norm in float32 and cast; or normed, hidden, gelu of it; or gelu, out: the largest of the three
-        "tile temporaries": T * max(D * (4 + w), (D + 2 * F) * w, (F + D) * w),
+        # norm in float32 and its cast beside the last tile's, not let go of yet; or normed, hidden, gelu of it;
+        # or normed, gelu, out: the largest of the three
+        "tile temporaries": T * max(D * (4 + (2 * w if recipe.is_half else w)), (D + 2 * F) * w, (2 * D + F) * w),
     }
     if recipe.attention == "dense":
         # float32 q, k, v and context; scores and their softmax; the causal mask

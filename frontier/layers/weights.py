@@ -108,20 +108,35 @@ def load_state(path: Path, case: Case) -> State:
     try:
         with safe_open(path, framework="pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _check_names(path, expected, found)
+            _check_names(path.name, expected, found)
             state = {name: file.get_tensor(name) for name in expected}
     except (SafetensorError, OSError) as reason:
         raise DataError(f"{path.name} is not a whole safetensors file: {reason}", hint="write it again") from None
+    # Copies, always: safetensors hands out views of the mapped file, which may change or shrink under a run.
+    return _as_float32(path.name, state, copy=True)
+
+
+def checked_state(state: State, case: Case) -> State:
+    """A caller's weights as float32 on the host, without gradients, every name and shape checked.
+
+    Raises   DataError, as `load_state` does.
+    """
+    _check_names("the state", expected_shapes(case), {name: tuple(tensor.shape) for name, tensor in state.items()})
+    return _as_float32("the state", state, copy=False)
+
+
+def _as_float32(where: str, state: State, *, copy: bool) -> State:
+    answer: State = {}
     for name, tensor in state.items():
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-            raise DataError(f"{path.name}: `{name}` is {tensor.dtype}", hint="weights are floating-point")
-        state[name] = tensor.to(torch.float32)
-        if not bool(torch.isfinite(state[name]).all()):
-            raise DataError(f"{path.name}: `{name}` holds a NaN or infinity", hint="weights must be finite")
-    return state
+            raise DataError(f"{where}: `{name}` is {tensor.dtype}", hint="weights are floating-point")
+        answer[name] = tensor.detach().to("cpu", torch.float32, copy=copy)
+        if not bool(torch.isfinite(answer[name]).all()):
+            raise DataError(f"{where}: `{name}` holds a NaN or infinity", hint="weights must be finite")
+    return answer
 
 
-def _check_names(path: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+def _check_names(where: str, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
     faults = []
     extra = [name for name in found if name not in expected]
     for name in expected:
@@ -136,14 +151,19 @@ def _check_names(path: Path, expected: dict[str, tuple[int, ...]], found: dict[s
     if faults:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         raise DataError(
-            f"{path.name} holds {len(found)} tensors, {len(faults)} do not fit: {shown}",
+            f"{where} holds {len(found)} tensors, {len(faults)} do not fit: {shown}",
             hint=f"the case needs {len(expected)} tensors, named as in configs/CONTRACT.md; nothing was loaded",
         )
 
 
+def working_dtype(recipe: Recipe) -> torch.dtype:
+    """Of the GEMMs' and of attention's operands; TF32 is a way to multiply float32."""
+    return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(recipe.precision, torch.float32)
+
+
 def pack(state: State, case: Case, recipe: Recipe, device: torch.device) -> Stack:
     """The state cast to the recipe's precision and packed, once, on the device. Norms stay float32."""
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(recipe.precision, torch.float32)
+    dtype = working_dtype(recipe)
 
     def linear(*names: str) -> Linear:
         weight_OI = torch.cat([state[f"{name}.weight"] for name in names])

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from frontier.case import Case
 from frontier.errors import DataError
 from frontier.layers.costs import weight_bytes
-from frontier.layers.weights import Stack, State, expected_shapes, load_state, pack, seeded_state
+from frontier.layers.weights import Stack, State, checked_state, expected_shapes, load_state, pack, seeded_state
 from frontier.recipe import REFERENCE, parse_recipe
 
 MakeCase = Callable[..., Case]
@@ -166,3 +166,25 @@ def test_packed_weights_weigh_what_the_ledger_says(make_case: MakeCase, text: st
     assert stack.layers[0].norm1.weight_D.dtype == torch.float32
     other = parse_recipe("fp16" if not recipe.is_half else "fp32", recipe)
     assert held_bytes(stack) != weight_bytes(case, other)
+
+
+def test_loaded_weights_do_not_change_with_their_file(make_case: MakeCase, tmp_path: Path) -> None:
+    case, path = make_case(), tmp_path / "w.safetensors"
+    save_file(seeded_state(case), path)
+    state = load_state(path, case)
+    begun = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(len(begun) // 2)
+        file.write(bytes(len(begun) - len(begun) // 2))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in seeded_state(case).items())
+
+
+def test_a_callers_weights_are_checked_like_a_files(make_case: MakeCase) -> None:
+    case, state = make_case(), seeded_state(make_case())
+    wide = {name: tensor.double().requires_grad_() for name, tensor in state.items()}
+    taken = checked_state(wide, case)
+    assert all(torch.equal(taken[name], state[name]) and not taken[name].requires_grad for name in state)
+    with pytest.raises(DataError, match=r"missing `final_norm\.bias`"):
+        checked_state({name: tensor for name, tensor in state.items() if name != "final_norm.bias"}, case)
+    with pytest.raises(DataError, match="NaN"):
+        checked_state(state | {"final_norm.bias": torch.full_like(state["final_norm.bias"], torch.nan)}, case)

@@ -8,7 +8,7 @@ import pytest
 
 import frontier.machine as machine_module
 from frontier.errors import Unsupported
-from frontier.machine import Machine, _cgroup_memory, host_available_bytes
+from frontier.machine import Machine, _cgroup_memory, _count_cores, host_available_bytes
 from frontier.units import GIB
 
 KERNEL_SAYS = 100 * GIB
@@ -219,3 +219,11 @@ def test_budgets_that_are_given_are_believed(ten_gib: None) -> None:
 def test_a_pinned_budget_above_the_hosts_is_refused_with_both(ten_gib: None) -> None:
     with pytest.raises(Unsupported, match=r"6\.00 GiB exceeds the host budget of 4\.00 GiB"):
         Machine.detect("cpu", host_budget_bytes=4 * GIB, pinned_budget_bytes=6 * GIB)
+
+
+@pytest.mark.parametrize(("text", "most"), [("max 100000", 8), ("150000 100000", 2), ("1000 100000", 1), ("junk", 8)])
+def test_a_containers_quota_bounds_the_cores(host: Host, monkeypatch: pytest.MonkeyPatch, text: str, most: int) -> None:
+    monkeypatch.setattr(machine_module.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    assert _count_cores(host.cgroup) == 8
+    (host.cgroup / "cpu.max").write_text(f"{text}\n")
+    assert _count_cores(host.cgroup) == most

@@ -5,15 +5,29 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from commandline import assert_nothing_left, assert_refused, frontier, is_complete, judge, manifest_of, run, try_run
+import torch
+from commandline import (
+    assert_nothing_left,
+    assert_refused,
+    frontier,
+    is_complete,
+    judge,
+    manifest_of,
+    run,
+    small_case,
+    try_run,
+)
 from safetensors import SafetensorError
 
+import frontier as package
 from frontier import rundir
 from frontier.data import writing
+from frontier.errors import DataError
 from frontier.flows.engine import Engine
 
 OLD = b"an old output that took a week"
@@ -204,3 +218,37 @@ def test_two_runs_never_share_a_run_directory(monkeypatch: pytest.MonkeyPatch) -
 def test_runs_without_a_name_of_their_own_do_not_collide() -> None:
     words = ("run", "--device", "cpu", "--case", "2", "--seq-len", "5", "--quiet")
     assert [frontier(*words).exit_code for _ in range(2)] == [0, 0], "two runs within a second"
+
+
+def test_a_start_that_failed_half_way_can_be_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_the_disk(state: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir, "save_file", fill_the_disk)
+        assert_refused(try_run(), 2, "No space left on device")
+    run("--overwrite")
+
+
+def test_what_nobody_foresaw_does_not_end_like_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(*arguments: object) -> float:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(Engine, "time_card", break_down)
+    assert_refused(try_run("--ceilings"), 2, "an illegal memory access", "report")
+
+
+def test_a_mask_of_another_batch_is_refused() -> None:
+    case, machine = small_case(), package.Machine.detect("cpu")
+    planned = package.plan(case, machine, package.choose(case, machine).recipe)
+    with pytest.raises(DataError, match="the mask is"):
+        package.run(planned, valid_BS=torch.zeros(case.batch_size + 1, case.seq_len, dtype=torch.bool))
+
+
+def test_a_run_directory_without_room_for_its_rows_is_refused_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 30, used=0, free=1000))
+    done = try_run("--run-dir", "kept")
+    assert_refused(done, 2, "for weights and 2 watched rows", "1000 B are free", "--watch fewer rows")

@@ -16,8 +16,8 @@ from frontier.machine import Machine
 from frontier.recipe import REFERENCE, Attention, Recipe, parse_recipe
 from frontier.record import Record, read_records
 
-# What to try where no record speaks: exact float32 arithmetic with a fused kernel.
-UNTRIED = ("fp32/packed/efficient", "fp32/packed/flash")
+# What to try where no record speaks, with a card and without: float32 arithmetic with a fused kernel.
+UNTRIED = {True: "fp32/packed/efficient", False: "fp32/packed/flash"}
 
 # Kernels that every CUDA build of torch brings, fastest first on an H200; the last serves cards back to a T4.
 BUILT_IN_KERNELS: tuple[Attention, ...] = ("cudnn", "flash", "efficient")
@@ -105,8 +105,8 @@ def _candidates(case: Case, machine: Machine, records: list[Record], passes: int
     for recipe in [r for r in found if machine.has_card and r.is_half]:
         for kernel in BUILT_IN_KERNELS:
             found.setdefault(replace(recipe, attention=kernel), f"{recipe} passed; this kernel by its canary alone")
-    for text in UNTRIED:
-        found.setdefault(parse_recipe(text, REFERENCE), "no record is near: float32 with a fused kernel")
+    untried = parse_recipe(UNTRIED[machine.has_card], REFERENCE)
+    found.setdefault(untried, "no record is near: float32 with a fused kernel")
     return list(found.items())
 
 

@@ -70,7 +70,7 @@ def test_a_slow_start_is_worth_it_only_for_enough_passes(passes: int, chosen: st
 def test_a_failing_or_refused_record_is_never_chosen_however_fast(spoilt) -> None:  # type: ignore[no-untyped-def]
     good = a_record(CASE, "fp16/packed/cudnn", 5.0)
     assert str(choose(CASE, card(), records=[spoilt, good]).recipe) == "fp16/packed/cudnn"
-    assert str(choose(CASE, card(), records=[spoilt]).recipe) == UNTRIED[0]
+    assert str(choose(CASE, card(), records=[spoilt]).recipe) == UNTRIED[True]
 
 
 def test_the_same_record_passing_would_be_chosen() -> None:
@@ -117,7 +117,7 @@ def test_of_other_lengths_the_nearest_by_ratio_is_taken() -> None:
 def test_another_width_or_number_of_heads_is_never_near(changes: dict) -> None:
     records = [a_record(small(**changes), "fp16/packed/cudnn", 1.0)]
     choice = choose(CASE, card(), records=records)
-    assert str(choice.recipe) == UNTRIED[0] and choice.why == "no record is near: float32 with a fused kernel"
+    assert str(choice.recipe) == UNTRIED[True] and choice.why == "no record is near: float32 with a fused kernel"
 
 
 def test_another_cards_record_serves_after_this_cards_nearest() -> None:
@@ -130,7 +130,7 @@ def test_another_cards_record_serves_after_this_cards_nearest() -> None:
 
 
 def test_a_cards_record_says_nothing_for_a_cpu() -> None:
-    assert str(choose(CASE, laptop(), records=[a_record(CASE, "fp16/packed/cudnn", 1.0)]).recipe) == UNTRIED[0]
+    assert str(choose(CASE, laptop(), records=[a_record(CASE, "fp16/packed/cudnn", 1.0)]).recipe) == UNTRIED[False]
 
 
 def test_what_the_canary_refuses_is_passed_over_and_named(refuse: Refuse) -> None:
@@ -149,7 +149,7 @@ def test_where_all_kernels_refuse_the_reference_serves_and_each_refusal_is_named
         "fp16/packed/cudnn",
         "fp16/packed/flash",
         "fp16/packed/efficient",
-        *UNTRIED,
+        UNTRIED[True],
     ]
 
 
@@ -194,4 +194,4 @@ def test_a_timed_run_is_admitted_by_a_verdict_given_elsewhere_and_lost_by_one_fa
     elsewhere = a_record(small(d_model=256), "fp16/packed/cudnn", None, verdicts={"proxy": {"verdict": "pass"}})
     given = ([timed], [timed, elsewhere], [timed, passing], [timed, passing, failing])
     chosen = [str(choose(CASE, card(), records=records).recipe) for records in given]
-    assert chosen == [UNTRIED[0], UNTRIED[0], "fp16/packed/cudnn", UNTRIED[0]]
+    assert chosen == [UNTRIED[True], UNTRIED[True], "fp16/packed/cudnn", UNTRIED[True]]

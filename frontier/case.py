@@ -19,6 +19,7 @@ SHIPPED_CASES = Path(__file__).resolve().parent.parent / "configs" / "cases"
 _SIZES = ("batch_size", "seq_len", "d_model", "heads", "ffn_dim", "layers")
 _MOST = 1 << 40
 FLOAT32_BYTES = 4
+OFFICIAL_ATOL, OFFICIAL_RTOL = 2e-3, 2e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,8 @@ class Case:
     causal: bool = True
     seed: int = 1234
     input_scale: float = 1.0
-    atol: float = 2e-3
-    rtol: float = 2e-2
+    atol: float = OFFICIAL_ATOL
+    rtol: float = OFFICIAL_RTOL
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -131,6 +132,10 @@ class Case:
     def dense_scores_bytes(self) -> int:
         """Float32 scores of one layer that a dense reference would hold at once."""
         return self.batch_size * self.heads * self.seq_len**2 * FLOAT32_BYTES
+
+    @property
+    def has_official_rule(self) -> bool:
+        return (self.atol, self.rtol) == (OFFICIAL_ATOL, OFFICIAL_RTOL)
 
     def as_dict(self) -> dict[str, Any]:
         """The plain values, for manifests and records."""

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from frontier import __version__
-from frontier.options import Door, case_of, case_options, machine_of, machine_options, plan_options
+from frontier.options import Door, Stop, case_of, case_options, machine_of, machine_options, plan_options
 
 
 @click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -27,7 +27,9 @@ def cli() -> None:
     Exit codes: 0 done and right, 1 a verdict failed, 2 bad input, 3 does not fit or not supported here,
     4 a number that is not finite, 130 stopped by request.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
+    Stop.came = False
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, Stop.handle)
 
 
 @cli.command()
@@ -70,7 +72,7 @@ def machine(case_name: str, as_json: bool, **options: Any) -> None:
     import dataclasses
 
     from frontier.case import Case
-    from frontier.layers.canary import why_not
+    from frontier.layers.canary import positions_tried, why_not
     from frontier.recipe import WORDS, Recipe
     from frontier.show import show_machine
     from frontier.stream.pinned import probe_pinning
@@ -86,7 +88,7 @@ def machine(case_name: str, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found) | {"attention": kernels, "pinning_s_per_gib": pinning}))
     else:
-        click.echo(show_machine(found, kernels, f"{precision}, at {case.seq_len:,} positions", pinning))
+        click.echo(show_machine(found, kernels, f"{precision}, at {positions_tried(case, found):,} positions", pinning))
 
 
 @cli.command()
@@ -141,6 +143,7 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
         )
     case_name, mask_path = options["case_name"], options["mask"]
     planned, choice = _plan_of(options)
+    Stop.heed()
     run_dir = options.pop("run_dir") or _new_run_dir(planned.case.name)
     if not quiet:
         click.echo(show_plan_line(planned, choice), err=True)
@@ -226,6 +229,7 @@ def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
         masked=options["valid_BS"] is not None,
     )
     limits = {"ring_depth": options.pop("ring_depth"), "free_disk_bytes": _free_disk_bytes(options)}
+    limits |= {"slice_rows": 1 if options.get("allow_nonfinite") else None}
     wanted, passes = options.pop("recipe"), options.get("passes", 1)
     # What cannot fit is refused before a kernel's canary takes memory.
     hoped = choose(case, found, wanted, passes=passes, try_kernels=False)

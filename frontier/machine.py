@@ -83,7 +83,8 @@ class Machine:
                 f"a pinned budget of {show_bytes(pinned_budget)} exceeds the host budget of {show_bytes(host_budget)}",
                 hint="pinned memory is host memory: lower --pinned-budget or raise --host-budget",
             )
-        host_total_bytes = min(psutil.virtual_memory().total, _cgroup_limit_bytes() or 1 << 62)
+        limits = [limit for limit, _ in _cgroup_memory(Path("/proc"), Path("/sys/fs/cgroup"))]
+        host_total_bytes = min([psutil.virtual_memory().total, *limits])
         cores = _count_cores()
         index = _card_index(device)
         if index is None:
@@ -132,10 +133,6 @@ def host_available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/f
     """
     room = [limit - used for limit, used in _cgroup_memory(proc, cgroup)]
     return max(0, min([int(psutil.virtual_memory().available), *room]))
-
-
-def _cgroup_limit_bytes() -> int | None:
-    return min((limit for limit, _ in _cgroup_memory(Path("/proc"), Path("/sys/fs/cgroup"))), default=None)
 
 
 def _cgroup_memory(proc: Path, cgroup: Path) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ Knows nothing of what the commands do.
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -45,6 +45,23 @@ class Rows(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"`{value}` is no list of rows; write it as 0,17 or none", param, ctx)
 
 
+class Stop:
+    """Remembers that Ctrl-C or SIGTERM came: an import that catches everything can swallow the interrupt itself."""
+
+    came = False
+
+    @classmethod
+    def handle(cls, number: int, frame: object) -> None:
+        cls.came = True
+        raise KeyboardInterrupt
+
+    @classmethod
+    def heed(cls) -> None:
+        """Raise again what was swallowed. To be called where imports are done and nothing has begun."""
+        if cls.came:
+            raise KeyboardInterrupt
+
+
 class Door(click.Group):
     """Turns errors meant for users into `error:` and `hint:` lines on stderr and an exit code."""
 
@@ -57,8 +74,7 @@ class Door(click.Group):
                 click.echo(f"hint: {error.hint}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("error: stopped by request; nothing had been started that needs keeping", err=True)
-            ctx.exit(130)
+            self._end_stopped(ctx)
         except BrokenPipeError:
             # The reader of our stdout went away; nothing more can be said there.
             sys.stderr.close()
@@ -71,9 +87,16 @@ class Door(click.Group):
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except Exception as fault:  # 1 is kept for a verdict, so nothing unforeseen may end as 1
+            if Stop.came:  # half an import was left behind
+                self._end_stopped(ctx)
             traceback.print_exc()
             click.echo(f"error: {fault}\nhint: frontier itself failed; please report the lines above", err=True)
             ctx.exit(2)
+
+    @staticmethod
+    def _end_stopped(ctx: click.Context) -> NoReturn:
+        click.echo("error: stopped by request; nothing had been started that needs keeping", err=True)
+        ctx.exit(130)
 
 
 def _stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

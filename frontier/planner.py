@@ -185,12 +185,7 @@ def _with_ledger(plan: Plan, keeping: Keeping) -> Plan:
     if keeping.output == "file":
         entries.append(Entry("output", "disk", case.input_bytes))
     return Plan(
-        case=case,
-        machine=plan.machine,
-        recipe=plan.recipe,
-        slice_rows=rows,
-        ring_depth=depth,
-        ledger=tuple(entries),
+        case=case, machine=plan.machine, recipe=plan.recipe, slice_rows=rows, ring_depth=depth, ledger=tuple(entries)
     )
 
 
@@ -240,6 +235,8 @@ def _refusal(plan: Plan, free_disk_bytes: int | None) -> DoesNotFit:
         "host": "raise --host-budget, use --on-the-fly, --output none or a file, or watch fewer rows",
         "disk": "free some space, or choose another disk for --output",
     }[place]
+    if parts[0].name == "dense scores":
+        remedy = "name a recipe with a fused attention kernel (cudnn, flash, efficient, fa4), or shorten --seq-len"
     return DoesNotFit(
         f"{plan.slice_rows} row{'s' * (plan.slice_rows > 1)} of case {plan.case.name} at depth {plan.ring_depth} "
         f"need {show_bytes(held)} {where}, the budget is {show_bytes(budget)} ({total})",

@@ -30,7 +30,7 @@ from frontier.units import show_bytes
 
 SCHEMA = 1
 MANIFEST, WEIGHTS, MASK, RECORD = "manifest.json", "weights.safetensors", "mask.npy", "record.json"
-_VERDICT = "verdict.json"
+_VERDICT, WATCHED = "verdict.json", "watched"
 
 
 class RunDir:
@@ -67,8 +67,8 @@ class RunDir:
             except BlockingIOError:
                 hint = "wait for it, or name another with --run-dir"
                 raise RunDirError(f"{self.path} is in use by another run", hint=hint) from None
-            names = os.listdir(self.path)
-        if names and MANIFEST not in names:
+            names = set(os.listdir(self.path))
+        if names and not names & {MANIFEST, f"{MANIFEST}.partial"}:
             raise RunDirError(
                 f"{self.path} holds {len(names)} files and none is {MANIFEST}: it is not a run directory",
                 hint="name an empty or new one with --run-dir",
@@ -84,6 +84,15 @@ class RunDir:
         if self._held_fd is not None:
             os.close(self._held_fd)
             self._held_fd = None
+
+    def owns(self, path: str | Path) -> bool:
+        """Whether `path` is one of the files that a run writes into its directory by itself."""
+        place = os.path.realpath(path)
+        folder, name = os.path.split(place)
+        if folder == os.path.realpath(self.path / WATCHED):
+            return True
+        own = (MANIFEST, WEIGHTS, MASK, RECORD, _VERDICT)
+        return folder == os.path.realpath(self.path) and name.removesuffix(".partial") in own
 
     def begin(
         self,
@@ -116,11 +125,13 @@ class RunDir:
             self._write(MANIFEST, json.dumps({"schema": SCHEMA, "complete": False}))
             for name in (WEIGHTS, MASK, RECORD):
                 (self.path / name).unlink(missing_ok=True)
-            for old_row in (self.path / "watched").glob("row_*.npy*"):
+            for old_row in (self.path / WATCHED).glob("row_*.npy*"):
                 old_row.unlink()
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, self.path / WEIGHTS)
+            with self._replaced(WEIGHTS) as partial:
+                save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial)
             if valid_BS is not None:
-                np.save(self.path / MASK, valid_BS.numpy(), allow_pickle=False)
+                with self._replaced(MASK) as partial, open(partial, "wb") as file:
+                    np.save(file, valid_BS.numpy(), allow_pickle=False)
             self._manifest = {
                 "schema": SCHEMA,
                 "complete": False,
@@ -143,8 +154,14 @@ class RunDir:
             self._write(MANIFEST, json.dumps(self._manifest, indent=1))
 
     def _write(self, name: str, text: str) -> None:
+        with self._replaced(name) as partial:
+            partial.write_text(text + "\n")
+
+    @contextlib.contextmanager
+    def _replaced(self, name: str) -> Iterator[Path]:
+        """A path to write to; it takes `name` only when all of it is there."""
         partial = self.path / f"{name}.partial"
-        partial.write_text(text + "\n")
+        yield partial
         os.replace(partial, self.path / name)
 
     @contextlib.contextmanager

@@ -25,7 +25,7 @@ from frontier.data.protocols import Sink, Source
 from frontier.data.resident import ResidentSource
 from frontier.data.sinks import NullSink
 from frontier.data.watch import Watcher
-from frontier.errors import FrontierError, Interrupted, NonFinite
+from frontier.errors import FrontierError, Interrupted, NonFinite, Unsupported
 from frontier.flows.engine import Engine, NotFinite
 from frontier.flows.whole import first_nonfinite, where_it_began
 from frontier.layers.weights import State, checked_state, seeded_state
@@ -77,6 +77,12 @@ def run(
 
     Raises   NonFinite naming row, position and layer; Interrupted saying what is safe; DoesNotFit; DataError.
     """
+    if choices.allow_nonfinite and plan.slice_rows > 1:
+        # A slice is judged as a whole: a bad input row would excuse an overflow in its neighbour.
+        raise Unsupported(
+            f"an input that is not finite is let pass row by row; the plan has {plan.slice_rows} rows a slice",
+            hint="plan with slice_rows=1",
+        )
     sink = sink or NullSink()
     job = _Job(plan, source or SeededSource(plan.case, plan.machine.cores), sink, choices, listeners)
     try:
@@ -97,12 +103,7 @@ class _Job:
     """One run's state: its times so far, its trace, what it reads and writes."""
 
     def __init__(
-        self,
-        plan: Plan,
-        source: Source,
-        sink: Sink,
-        choices: Choices,
-        listeners: Sequence[Callable[[Event], None]],
+        self, plan: Plan, source: Source, sink: Sink, choices: Choices, listeners: Sequence[Callable[[Event], None]]
     ) -> None:
         self.plan, self.source, self.sink, self.choices, self.listeners = plan, source, sink, choices, listeners
         self.trace = Trace()
@@ -215,14 +216,15 @@ def _located(found: NotFinite, engine: Engine, source: Source, safe: str) -> Fro
     for row in range(*found.rows):
         x_SD = engine.upload_once(source, row)
         place = first_nonfinite(x_SD)
+        valid_S = None if engine.flow.valid_BS is None else engine.flow.valid_BS[row]
         if found.of_input and place is not None:
+            hidden = valid_S is not None and not bool(valid_S[place[0]])
             return NonFinite(
-                f"the input is not finite: row {row}, position {place[0]}, channel {place[1]} holds "
-                f"{float(x_SD[place])}; {safe}",
-                hint="mend the input, or pass it on as it is with --allow-nonfinite",
+                f"the input is not finite: row {row}, position {place[0]}{' (which the mask hides)' * hidden}, "
+                f"channel {place[1]} holds {float(x_SD[place])}; {safe}",
+                hint="mend the input (what the mask hides may as well be 0), or let it pass with --allow-nonfinite",
             )
         if place is None:
-            valid_S = None if engine.flow.valid_BS is None else engine.flow.valid_BS[row]
             began = where_it_began(x_SD, engine.flow.stack, plan, valid_S)
             if began is not None:
                 return NonFinite(

@@ -90,12 +90,15 @@ def show_machine(machine: Machine, kernels: dict[str, str | None], tried: str, p
         f"budgets   device {show_bytes(machine.device_budget_bytes)}, "
         f"pinned {show_bytes(machine.pinned_budget_bytes)}, host {show_bytes(machine.host_budget_bytes)}",
         f"attention kernels ({tried})",
-        *(
-            f"    {word:<10}{'passes its canary' if reason is None else f'refused: {reason}'}"
-            for word, reason in kernels.items()
-        ),
+        *(f"    {word:<10}{_kernel_state(word, reason)}" for word, reason in kernels.items()),
     ]
     return "\n".join(lines)
+
+
+def _kernel_state(word: str, reason: str | None) -> str:
+    if reason is not None:
+        return f"refused: {reason}"
+    return "the reference that canaries are checked by; for short rows" if word == "dense" else "passes its canary"
 
 
 def show_record(record: Record) -> str:

@@ -62,6 +62,11 @@ def start(
             ending.callback(source.close)
         state = None if weights is None else load_state(weights, case)
         kept = ending.enter_context(RunDir(run_dir, overwrite))
+        for path in outputs:
+            if path and kept.owns(path):
+                raise DataError(
+                    f"{path} is a file of the run directory {run_dir} itself", hint="name another file or --run-dir"
+                )
         sink = _open_sink(output, case, overwrite, threads)
         progress = Progress(case.batch_size * choices.passes, case.row_bytes, quiet)
         ending.callback(progress.close)
@@ -123,11 +128,13 @@ def proxy_records(
         progress = Progress(case.batch_size, case.row_bytes, quiet)
         verdict = judge_seed(seeded, machine, choice.recipe, progress)
         progress.close()
+        rule = f"rule |u-r| < {case.atol:g} or < {case.rtol:g} |r|"
         sentence = (
             f"seed {seed}: {'pass' if verdict.passes else 'FAIL'}, {verdict.failing:,} of {verdict.elements:,} "
-            f"elements fail, largest budget fraction {verdict.budget:.3f} at row {verdict.row}, "
+            f"elements fail, largest budget fraction {verdict.budget:.3g} at row {verdict.row}, "
             f"position {verdict.position}, channel {verdict.channel} "
-            f"({verdict.got:.6g}, reference {verdict.wanted:.6g}); {choice.recipe}, {case.seq_len:,} positions"
+            f"({verdict.got:.6g}, reference {verdict.wanted:.6g}); {choice.recipe}, {case.seq_len:,} positions; "
+            f"{rule}{'' if case.has_official_rule else ', NOT the official one'}"
         )
         yield Record(
             kind="proxy",

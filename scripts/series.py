@@ -132,6 +132,7 @@ def summary(verdict: dict[str, Any]) -> dict[str, Any]:
     total, worst = verdict["total"], verdict["total"]["worst"]
     return {
         "verdict": verdict["verdict"],
+        "official_rule": verdict["official_rule"],
         "rows": len(verdict["rows"]),
         "positions": verdict["positions"],
         "elements": total["elements"],

@@ -7,8 +7,6 @@ Knows nothing of where either came from.
 Letters  S positions, D width.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,7 +37,7 @@ class Verdict:
         """Every element passed, and there was at least one."""
         return self.elements > 0 and self.failing == 0
 
-    def __add__(self, other: Verdict) -> Verdict:
+    def __add__(self, other: "Verdict") -> "Verdict":
         worse = self if self.elements and not other.budget > self.budget else other
         return Verdict(
             elements=self.elements + other.elements,

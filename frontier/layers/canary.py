@@ -41,7 +41,7 @@ def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     """
     if recipe.attention == "dense":
         return None  # it is the arithmetic that others are checked by
-    S = case.seq_len if machine.has_card else min(case.seq_len, CPU_MOST_POSITIONS)
+    S = positions_tried(case, machine)
     H, K = min(case.heads, CANARY_HEADS), case.head_width
     dtype = working_dtype(recipe)
     generator = torch.Generator(machine.device).manual_seed(7)
@@ -64,6 +64,11 @@ def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
 def _on_device(machine: Machine) -> AbstractContextManager[Any]:
     # A third party's kernel may take the current device's stream, whatever device its tensors lie on.
     return torch.cuda.device(machine.device) if machine.has_card else nullcontext()
+
+
+def positions_tried(case: Case, machine: Machine) -> int:
+    """The length at which the canary runs: the case's own on a card."""
+    return case.seq_len if machine.has_card else min(case.seq_len, CPU_MOST_POSITIONS)
 
 
 def checked_rows(S: int) -> list[int]:

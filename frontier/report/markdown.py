@@ -55,11 +55,7 @@ def results_text(records: list[Record]) -> str:
                 [r for r in here if r.kind == "proxy" and not r.refused],
                 PROXY_COLUMNS,
             ),
-            (
-                "Refused, failed and superseded",
-                [r for r in here if r.refused or "superseded" in r.notes],
-                LOST_COLUMNS,
-            ),
+            ("Refused, failed and superseded", [r for r in here if r.refused or "superseded" in r.notes], LOST_COLUMNS),
         ):
             if kept:
                 parts += ["", f"### {title}", "", table(kept, columns)]

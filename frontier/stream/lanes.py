@@ -8,7 +8,8 @@ Knows nothing of reading, writing or what the work computes.
 import functools
 import time
 from collections.abc import Callable
-from typing import Protocol
+from itertools import repeat
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from frontier.stream.trace import Event, Verb
 
 Work = Callable[[Span, Tensor, Tensor, Tensor], None]
 """`work(span, device_in_BSD, device_out_BSD, device_note)`: fills the last two on the current lane."""
+
+_VERBS: tuple[Verb, ...] = ("upload", "compute", "download")
 
 
 class Mark(Protocol):
@@ -51,19 +54,17 @@ class HostLanes:
         slot.pinned_out_BSD[rows].copy_(slot.device_out_BSD[rows])
         slot.pinned_note.copy_(slot.device_note)
         times_s.append(time.perf_counter())
-        return _Landed(span, times_s)
+        return _Landed([Event(*fact) for fact in zip(_VERBS, repeat(span), times_s, times_s[1:], strict=False)])
 
     def drain(self) -> None:
         pass
 
 
-class _Landed:
-    def __init__(self, span: Span, times_s: list[float]) -> None:
-        verbs: tuple[Verb, ...] = ("upload", "compute", "download")
-        self._events = [Event(v, span, b, e) for v, b, e in zip(verbs, times_s, times_s[1:], strict=False)]
+class _Landed(NamedTuple):
+    events: list[Event]
 
     def wait(self) -> list[Event]:
-        return self._events
+        return self.events
 
 
 class CudaLanes:
@@ -119,20 +120,15 @@ def _streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
 
 class _CudaMark:
     def __init__(
-        self,
-        span: Span,
-        base: torch.cuda.Event,
-        base_s: float,
-        marks: list[tuple[torch.cuda.Event, torch.cuda.Event]],
+        self, span: Span, base: torch.cuda.Event, base_s: float, marks: list[tuple[torch.cuda.Event, torch.cuda.Event]]
     ) -> None:
         self._span, self._base, self._base_s, self._marks = span, base, base_s, marks
 
     def wait(self) -> list[Event]:
         self._marks[-1][1].synchronize()
-        verbs: tuple[Verb, ...] = ("upload", "compute", "download")
         return [
             Event(verb, self._span, self._seconds(began), self._seconds(ended))
-            for verb, (began, ended) in zip(verbs, self._marks, strict=True)
+            for verb, (began, ended) in zip(_VERBS, self._marks, strict=True)
         ]
 
     def _seconds(self, mark: torch.cuda.Event) -> float:

@@ -23,10 +23,7 @@ from frontier.stream import lanes as lanes_module
 from frontier.stream.pinned import PinnedBuffer
 from frontier.units import GIB
 
-pytestmark = [
-    pytest.mark.card,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
-]
+pytestmark = [pytest.mark.card, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
 FP16 = parse_recipe("fp16/packed/cudnn", REFERENCE)
 KERNELS = ("cudnn", "flash", "efficient", "fa4")
 SPIN_CYCLES = 20_000_000  # about 10 ms

@@ -86,10 +86,7 @@ def test_a_disk_that_fails_at_the_end_leaves_no_output(tmp_path, case, y_BSD, mo
     write_all(sink, y_BSD)
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", failing(errno.EIO))
-        assert refusal(sink.finish) == (
-            f"{tmp_path}/y.npy cannot be written: Input/output error",
-            SOUND_DISK,
-        )
+        assert refusal(sink.finish) == (f"{tmp_path}/y.npy cannot be written: Input/output error", SOUND_DISK)
     assert names(tmp_path) == ["y.npy.partial"]
     sink.finish()
     assert names(tmp_path) == ["y.npy"]

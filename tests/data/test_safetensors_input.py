@@ -27,16 +27,10 @@ NAME_IT = "name it, or save it as `x`"
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (
-            {"x": entry(0, DATA_BYTES + 4)},
-            "the shape and dtype of 'x' need 2,880 bytes, its data_offsets leave 2,884",
-        ),
+        ({"x": entry(0, DATA_BYTES + 4)}, "the shape and dtype of 'x' need 2,880 bytes, its data_offsets leave 2,884"),
         ({"x": entry(shape=(3, 40, 3))}, "the shape and dtype of 'x' need 1,440 bytes, its data_offsets leave 2,880"),
         ({"x": entry(dtype="F16")}, "the shape and dtype of 'x' need 1,440 bytes, its data_offsets leave 2,880"),
-        (
-            {"x": entry(4, DATA_BYTES + 4)},
-            "places 'x' at bytes 4 to 2,884 of its data, what lies before it ends at 0",
-        ),
+        ({"x": entry(4, DATA_BYTES + 4)}, "places 'x' at bytes 4 to 2,884 of its data, what lies before it ends at 0"),
         (
             {"x": entry(), "y": entry(0, DATA_BYTES)},
             "places 'y' at bytes 0 to 2,880 of its data, what lies before it ends at 2,880",

@@ -134,11 +134,7 @@ def test_a_run_directory_that_cannot_hold_watched_rows_is_a_sentence(tmp_path, c
     (tmp_path / "file").touch()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/watched").touch()
-    for name, reason in (
-        ("none", "No such file or directory"),
-        ("file", "Not a directory"),
-        ("taken", "File exists"),
-    ):
+    for name, reason in (("none", "No such file or directory"), ("file", "Not a directory"), ("taken", "File exists")):
         assert refusal(watcher.save, tmp_path / name) == (
             f"{tmp_path}/{name}/watched cannot be made: {reason}",
             "name another run directory",

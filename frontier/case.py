@@ -133,6 +133,15 @@ class Case:
         """Float32 scores of one layer that a dense reference would hold at once."""
         return self.batch_size * self.heads * self.seq_len**2 * FLOAT32_BYTES
 
+    def check_watched(self, rows: tuple[int, ...]) -> None:
+        """Raises CaseError if one of `rows` is none of the case's."""
+        for row in rows:
+            if not 0 <= row < self.batch_size:
+                raise CaseError(
+                    f"row {row} cannot be watched: case {self.name} has batch_size {self.batch_size}",
+                    hint=f"watch rows from 0 to {self.batch_size - 1}",
+                )
+
     @property
     def has_official_rule(self) -> bool:
         return (self.atol, self.rtol) == (OFFICIAL_ATOL, OFFICIAL_RTOL)

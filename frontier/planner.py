@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from frontier.case import Case
-from frontier.errors import CaseError, DoesNotFit, Unsupported
+from frontier.errors import DoesNotFit, Unsupported
 from frontier.layers.costs import (
     ALLOCATOR_SLACK_BYTES,
     GEMM_WORKSPACE_BYTES,
@@ -105,12 +105,7 @@ def plan(
     Raises   CaseError if a watched row is none of the case's; DoesNotFit with the sum of the smallest plan
              tried; Unsupported if one row is too long for the kernels' 32-bit offsets.
     """
-    for row in keeping.watch:
-        if not 0 <= row < case.batch_size:
-            raise CaseError(
-                f"row {row} cannot be watched: case {case.name} has batch_size {case.batch_size}",
-                hint=f"rows count from 0 to {case.batch_size - 1}",
-            )
+    case.check_watched(keeping.watch)
     most_rows = min(most_rows_per_call(case), case.batch_size)
     if most_rows < 1:
         raise Unsupported(

@@ -18,7 +18,7 @@ from frontier.case import Case
 from frontier.data.hashing import row_hash
 from frontier.data.memory import assert_holds, bytes_of, copy, poisoned
 from frontier.data.writing import PartialNpy
-from frontier.errors import CaseError, DataError
+from frontier.errors import DataError
 from frontier.spans import Span
 
 _SHOWN_DIGITS = 12
@@ -33,12 +33,7 @@ class Watcher:
     """
 
     def __init__(self, case: Case, watched: tuple[int, ...], pool: Executor) -> None:
-        for row in watched:
-            if not 0 <= row < case.batch_size:
-                raise CaseError(
-                    f"row {row} cannot be watched: case {case.name} has batch_size {case.batch_size}",
-                    hint=f"watch rows from 0 to {case.batch_size - 1}",
-                )
+        case.check_watched(watched)
         self._case = case
         self._pool = pool
         self._watched = sorted(set(watched))

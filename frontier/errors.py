@@ -40,6 +40,12 @@ class DoesNotFit(FrontierError):
     exit_code = 3
 
 
+class InUse(FrontierError):
+    """Somebody times on this device, or computes where we would time: wait, or end that process."""
+
+    exit_code = 3
+
+
 class NonFinite(FrontierError):
     """A NaN or infinity passed through the pipeline; the row that held it was not written."""
 

@@ -11,8 +11,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from frontier.errors import Unsupported
 from frontier.units import GIB, show_bytes
 
@@ -84,7 +82,7 @@ class Machine:
                 hint="pinned memory is host memory: lower --pinned-budget or raise --host-budget",
             )
         limits = [limit for limit, _ in _cgroup_memory(Path("/proc"), Path("/sys/fs/cgroup"))]
-        host_total_bytes = min([psutil.virtual_memory().total, *limits])
+        host_total_bytes = min([_host_memory_bytes()[0], *limits])
         cores = _count_cores()
         index = _card_index(device)
         if index is None:
@@ -132,7 +130,18 @@ def host_available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/f
     Page cache is reclaimable and does not count as used.
     """
     room = [limit - used for limit, used in _cgroup_memory(proc, cgroup)]
-    return max(0, min([int(psutil.virtual_memory().available), *room]))
+    return max(0, min([_host_memory_bytes()[1], *room]))
+
+
+def _host_memory_bytes() -> tuple[int, int]:
+    """(total, available) of the host; where the drop-in was carried alone, without psutil, what is free."""
+    try:
+        import psutil
+    except ImportError:
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return page_bytes * os.sysconf("SC_PHYS_PAGES"), page_bytes * os.sysconf("SC_AVPHYS_PAGES")
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
 
 
 def _cgroup_memory(proc: Path, cgroup: Path) -> list[tuple[int, int]]:

@@ -1,19 +1,24 @@
 """How a layer is computed: one printable value, a word for each replaceable part.
 
-Takes    words such as `fp16/packed/cudnn`.
+Takes    words such as `fp16/packed/cudnn` or `fp16/stack`.
 Gives    a `Recipe`, and its one spelling for flags, records and tables.
 Knows nothing of why one recipe is better than another.
 """
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from frontier.errors import Unsupported
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+Precision = Literal["fp32", "tf32", "tf32x3", "fp16", "bf16"]
 Projection = Literal["separate", "packed"]
-Attention = Literal["dense", "cudnn", "flash", "efficient", "fa4"]
+Attention = Literal["dense", "cudnn", "flash", "efficient", "fa4", "short", "scores"]
+Join = Literal["torch-join", "triton-join"]
+Ffn = Literal["torch-ffn", "triton-ffn"]
+Held = Literal["held-none", "held-projections", "held-ffn", "held-all", "held-small"]
+Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
+Fusion = Literal["by-part", "stack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +26,39 @@ class Recipe:
     """Which implementation serves each replaceable part of a layer. The defaults are the slow, obvious ones.
 
     precision    of the GEMMs and of attention's operands; residual, LayerNorm and softmax statistics are
-                 float32 under every recipe
+                 float32 under every recipe; tf32x3 is float32 by three TF32 products
     projection   q, k and v by three GEMMs, or by one over weights packed once
     attention    the kernel: materialised scores, or a fused kernel by name
+    join         residual add, LayerNorm and cast: PyTorch's, or one Triton kernel
+    ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
+    held         GEMMs that stay in float32 where `precision` is lower: some, all, or all of those rows alone whose
+                 residual is small at the end, so that the last norm would magnify the rounding
+    launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
+    fusion       part by part, or the whole stack as one kernel; that kernel fixes every part but precision
+                 and held
     """
 
     precision: Precision = "fp32"
     projection: Projection = "separate"
     attention: Attention = "dense"
+    join: Join = "torch-join"
+    ffn: Ffn = "torch-ffn"
+    held: Held = "held-none"
+    launch: Launch = "eager"
+    fusion: Fusion = "by-part"
+
+    def __post_init__(self) -> None:
+        rest = replace(self, precision="fp32", fusion="by-part", held="held-none") if self.fusion == "stack" else None
+        if rest is not None and rest != REFERENCE:
+            raise Unsupported("a recipe of one kernel for the whole stack has no other part", hint="use parse_recipe")
 
     def __str__(self) -> str:
-        return f"{self.precision}/{self.projection}/{self.attention}"
+        """Precision, projection and attention always; of the rest, what is not the default."""
+        if self.fusion == "stack":
+            return f"{self.precision}/stack" + f"/{self.held}" * (self.held != "held-none")
+        rest = [getattr(self, part) for part in ("join", "ffn", "held", "launch")]
+        told = [word for word in rest if word not in DEFAULTS]
+        return "/".join([self.precision, self.projection, self.attention, *told])
 
     @property
     def is_half(self) -> bool:
@@ -43,21 +70,28 @@ class Recipe:
         return 2 if self.is_half else 4
 
 
-REFERENCE = Recipe()
-
 WORDS: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "projection": get_args(Projection),
     "attention": get_args(Attention),
+    "join": get_args(Join),
+    "ffn": get_args(Ffn),
+    "held": get_args(Held),
+    "launch": get_args(Launch),
+    "fusion": get_args(Fusion),
 }
+DEFAULTS = {words[0] for words in WORDS.values()}
+REFERENCE = Recipe()
 
 
 def parse_recipe(text: str, base: Recipe) -> Recipe:
     """The recipe that `text` spells; parts it does not name are `base`'s.
 
-    Every word belongs to one part only, so `fa4` alone is `base` with another attention kernel.
+    Every word belongs to one part only, so `fa4` alone is `base` with another attention kernel. A text that names
+    precision, projection and attention is whole: what it leaves out is the default. `stack` fixes every part but
+    precision and held; naming another part of a stack base takes it apart again.
 
-    Raises   Unsupported if a word is unknown (with the nearest) or a part is named twice.
+    Raises   Unsupported if a word is unknown (with the nearest), a part is named twice, or a part of a stack.
     """
     part_of = {word: part for part, words in WORDS.items() for word in words}
     chosen: dict[str, str] = {}
@@ -74,5 +108,18 @@ def parse_recipe(text: str, base: Recipe) -> Recipe:
                 hint="name each part once",
             )
         chosen[part_of[word]] = word
+    others = {part: word for part, word in chosen.items() if part not in ("precision", "held", "fusion")}
+    if chosen.get("fusion") == "stack":
+        if others:
+            raise Unsupported(
+                f"recipe `{text}`: `stack` is one kernel, which has no {' and no '.join(others)} to choose",
+                hint=f"leave out {' and '.join(f'`{word}`' for word in others.values())}",
+            )
+        named = {"precision": chosen.get("precision", base.precision), "held": chosen.get("held", "held-none")}
+        return Recipe(**named, fusion="stack")  # type: ignore[arg-type]  # checked against WORDS
+    if others:
+        chosen.setdefault("fusion", "by-part")
+    if {"precision", "projection", "attention"} <= set(chosen):
+        base = REFERENCE
     named = {part: chosen.get(part, getattr(base, part)) for part in WORDS}
     return Recipe(**named)  # type: ignore[arg-type]  # the words were checked against WORDS above

@@ -27,13 +27,14 @@ from frontier.data.sinks import NullSink
 from frontier.data.watch import Watcher
 from frontier.errors import FrontierError, Interrupted, NonFinite, Unsupported
 from frontier.flows.engine import Engine, NotFinite
-from frontier.flows.whole import first_nonfinite, where_it_began
+from frontier.flows.whole import first_nonfinite
 from frontier.layers.weights import State, checked_state, seeded_state
 from frontier.machine import Machine
 from frontier.planner import Plan, host_total_bytes
 from frontier.record import Record, commit, source_sha256, versions
 from frontier.rundir import RunDir
 from frontier.stream.trace import Event, Trace
+from frontier.timelock import using_card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,8 @@ def run(
 
     Shapes   `valid_BS` is bool, true for a valid token; all true is no mask.
 
-    Raises   NonFinite naming row, position and layer; Interrupted saying what is safe; DoesNotFit; DataError.
+    Raises   NonFinite naming row, position and layer; Interrupted saying what is safe; DoesNotFit; DataError;
+             InUse while somebody times on the device.
     """
     if choices.allow_nonfinite and plan.slice_rows > 1:
         # A slice is judged as a whole: a bad input row would excuse an overflow in its neighbour.
@@ -86,7 +88,8 @@ def run(
     sink = sink or NullSink()
     job = _Job(plan, source or SeededSource(plan.case, plan.machine.cores), sink, choices, listeners)
     try:
-        return job.carry_out(state, valid_BS, run_dir, output)
+        with using_card(plan.machine):
+            return job.carry_out(state, valid_BS, run_dir, output)
     except KeyboardInterrupt:
         done = len(job.pass_s)
         when = f"in pass {done + 1} of" if done < choices.passes else "after"
@@ -225,7 +228,7 @@ def _located(found: NotFinite, engine: Engine, source: Source, safe: str) -> Fro
                 hint="mend the input (what the mask hides may as well be 0), or let it pass with --allow-nonfinite",
             )
         if place is None:
-            began = where_it_began(x_SD, engine.flow.stack, plan, valid_S)
+            began = engine.where_it_began(x_SD, valid_S)
             if began is not None:
                 return NonFinite(
                     f"recipe {plan.recipe} overflows: row {row} stops being finite in {began[0]}, first at position "

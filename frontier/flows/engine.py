@@ -19,8 +19,9 @@ from torch import Tensor
 from frontier.data.protocols import Sink, Source
 from frontier.data.watch import Watcher
 from frontier.errors import DoesNotFit
-from frontier.flows.whole import WholeRows, copy_work, input_is_finite, output_is_finite
+from frontier.flows.whole import WholeRows, copy_work, input_is_finite, output_is_finite, where_it_began
 from frontier.layers.block import matmul_precision
+from frontier.layers.program import by_part, make_program
 from frontier.layers.weights import State, pack
 from frontier.planner import Plan
 from frontier.spans import Span, cut
@@ -53,7 +54,9 @@ class Engine:
     def __init__(self, plan: Plan, state: State, valid_BS: Tensor | None = None) -> None:
         self.plan = plan
         self.device = torch.device(plan.machine.device)
-        self.flow = WholeRows(plan=plan, stack=pack(state, plan.case, plan.recipe, self.device), valid_BS=valid_BS)
+        self._state = state
+        program = make_program(state, plan.case, plan.recipe, self.device)
+        self.flow = WholeRows(plan=plan, program=program, valid_BS=valid_BS)
         self.slots: list[Slot] = []
         self.lanes: Lanes = HostLanes()
         self._undo = contextlib.ExitStack()
@@ -152,6 +155,11 @@ class Engine:
         source.read(Span(row, row + 1), slot.pinned_in_BSD[:1])
         slot.device_in_BSD[:1].copy_(slot.pinned_in_BSD[:1])
         return slot.device_in_BSD[0]
+
+    def where_it_began(self, x_SD: Tensor, valid_S: Tensor | None) -> tuple[str, int] | None:
+        """(layer, position) where a row that lies on the device stops being finite. After the stream has ended."""
+        case, recipe = self.plan.case, by_part(self.plan.recipe)
+        return where_it_began(x_SD, pack(self._state, case, recipe, self.device), case, recipe, valid_S)
 
     def measure_gemm_tflops(self) -> float | None:
         """The card's half-precision matmul rate in this very run, or None without a card or the room for it."""

@@ -7,7 +7,6 @@ Knows nothing of projections, slices or lanes.
 Letters  B rows, S positions, H heads, K head width.
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,11 +16,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from frontier.case import Case
+from frontier.layers.refusals import Refuses, is_installed, needs_capability, needs_triton, never
 from frontier.machine import Machine
 from frontier.recipe import Recipe
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-Refuses = Callable[[Case, Recipe, Machine], str | None]
+
+# Scores of one query in the registers of one program of eight warps: 64 floats a thread.
+MOST_SCORES = 16_384
 
 
 class Kernel(NamedTuple):
@@ -63,8 +65,18 @@ def fa4(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
     return context_BSHK
 
 
-def _never(case: Case, recipe: Recipe, machine: Machine) -> str | None:
-    return None
+def short(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
+    """A Triton kernel that reads packed q, k, v in place and writes the context in one piece."""
+    from frontier.layers.short_triton import short
+
+    return short(q_BSHK, k_BSHK, v_BSHK, causal)
+
+
+def scores(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
+    """Materialised scores between two GEMMs; scale, mask and softmax by one Triton kernel."""
+    from frontier.layers.scores_triton import scores
+
+    return scores(q_BSHK, k_BSHK, v_BSHK, causal)
 
 
 def _cudnn_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
@@ -83,16 +95,30 @@ def _efficient_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | No
 
 def _fa4_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     reason = _fused_refuses(case, recipe, machine, needs=(9, 0), widest=128)
-    if reason is None and not _is_installed("flash_attn.cute"):
+    if reason is None and not is_installed("flash_attn.cute"):
         return "the package flash-attn-4 is not installed"
     return reason
+
+
+def _short_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    if reason := needs_triton(case, recipe, machine):
+        return reason
+    if recipe.precision == "fp32":
+        return "precision fp32 would multiply without matrix units, needs fp16, bf16 or tf32"
+    return f"head width {case.head_width}, needs 256 or less" if case.head_width > 256 else None
+
+
+def _scores_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    if case.seq_len > MOST_SCORES:
+        return f"seq_len {case.seq_len}, one program holds a query's scores for {MOST_SCORES} keys"
+    return needs_triton(case, recipe, machine)
 
 
 def _fused_refuses(case: Case, recipe: Recipe, machine: Machine, *, needs: tuple[int, int], widest: int) -> str | None:
     if machine.capability is None:
         return "it needs a card"
-    if machine.capability < needs:
-        return f"compute capability {machine.capability_text}, needs {needs[0]}.{needs[1]}"
+    if reason := needs_capability(machine, needs):
+        return reason
     if not recipe.is_half:
         return f"precision {recipe.precision}, needs fp16 or bf16"
     if case.head_width % 8 or case.head_width > widest:
@@ -100,17 +126,12 @@ def _fused_refuses(case: Case, recipe: Recipe, machine: Machine, *, needs: tuple
     return None
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 ATTENTION: dict[str, Kernel] = {
-    "dense": Kernel(dense, _never),
+    "dense": Kernel(dense, never),
     "cudnn": Kernel(_sdpa(SDPBackend.CUDNN_ATTENTION), _cudnn_refuses),
     "flash": Kernel(_sdpa(SDPBackend.FLASH_ATTENTION), _flash_refuses),
     "efficient": Kernel(_sdpa(SDPBackend.EFFICIENT_ATTENTION), _efficient_refuses),
     "fa4": Kernel(fa4, _fa4_refuses),
+    "short": Kernel(short, _short_refuses),
+    "scores": Kernel(scores, _scores_refuses),
 }

@@ -13,97 +13,122 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm
 
 from frontier.case import Case
 from frontier.layers.attention import ATTENTION
-from frontier.layers.costs import TILE_TOKENS
-from frontier.layers.weights import Layer, Linear, Norm, Stack
+from frontier.layers.costs import SMALL, TILE_TOKENS, rows_at_once
+from frontier.layers.ffn import FFN, linear
+from frontier.layers.join import JOIN
+from frontier.layers.launch import Run, eager
+from frontier.layers.weights import Layer, Norm, Stack, working_dtype
 from frontier.recipe import Recipe
 from frontier.spans import cut
 
-NORM_EPS = 1e-5
-
 
 def forward(
-    x_BSD: Tensor, out_BSD: Tensor, stack: Stack, case: Case, recipe: Recipe, valid_BS: Tensor | None = None
+    x_BSD: Tensor,
+    out_BSD: Tensor,
+    stack: Stack,
+    case: Case,
+    recipe: Recipe,
+    valid_BS: Tensor | None = None,
+    launched: Run | None = None,
 ) -> None:
     """The whole stack on some rows: reads `x_BSD`, writes `out_BSD`; both float32 on the stack's device.
 
     Shapes   S may differ from the case's: the layer knows no positions.
-    Masks    `valid_BS` is bool on the host, None when all tokens are valid. Invalid tokens are left out of
-             the row and their outputs are 0: exact, since nothing but attention looks at another token and
-             the order of the rest stays. So no mask tensor exists and every kernel keeps its fast path.
+    Order    a tile's worth of rows goes through all layers before the next, so that it stays in the card's cache.
+    Masks    `valid_BS` is bool, None when all tokens are valid. Invalid tokens are left out of the row and
+             their outputs are 0: exact, since nothing but attention looks at another token and the order of
+             the rest stays. So no mask tensor exists and every kernel keeps its fast path. Rows without all
+             their tokens are of any length: `launched`, which serves a shape at a time, computes no batch of them.
     """
+
+    run = eager(lambda rows_BSD: run_stack(rows_BSD, stack, case, recipe))
     if valid_BS is None or bool(valid_BS.all()):
-        _forward_valid(x_BSD, out_BSD, stack, case, recipe)
+        for rows in cut(len(x_BSD), rows_at_once(x_BSD.shape[1])):
+            (launched or run)(x_BSD[rows.as_slice()], out_BSD[rows.as_slice()])
         return
-    for x_SD, out_SD, valid_S in zip(x_BSD, out_BSD, valid_BS, strict=True):
+    for x_SD, out_SD, valid_S in zip(x_BSD, out_BSD, valid_BS.cpu(), strict=True):
         if bool(valid_S.all()):
-            _forward_valid(x_SD[None], out_SD[None], stack, case, recipe)
+            run(x_SD[None], out_SD[None])
             continue
-        out_SD.zero_()
         kept_V = valid_S.nonzero().squeeze(1).to(x_BSD.device)
+        x_1VD = x_SD[kept_V][None]
+        out_SD.zero_()
         if len(kept_V):
-            x_VD = x_SD[kept_V]
-            _forward_valid(x_VD[None], x_VD[None], stack, case, recipe)
-            out_SD[kept_V] = x_VD
+            run(x_1VD, x_1VD)
+            out_SD[kept_V] = x_1VD[0]
 
 
-def _forward_valid(x_BSD: Tensor, out_BSD: Tensor, stack: Stack, case: Case, recipe: Recipe) -> None:
-    # The output buffer carries the residual stream, so no third float32 copy of a slice exists.
-    if out_BSD.data_ptr() != x_BSD.data_ptr():
-        out_BSD.copy_(x_BSD)
-    for layer in stack.layers:
-        block(out_BSD, layer, case, recipe)
-    final_norm(out_BSD, stack.final_norm)
+def run_stack(x_BSD: Tensor, stack: Stack, case: Case, recipe: Recipe, marks_small: bool = False) -> None:
+    """The whole stack in place, under the recipe's switches of precision.
+
+    `marks_small`   a row with a token whose residual varies by less than `SMALL` gets a NaN as its first number.
+    """
+    with matmul_precision(recipe):
+        if not marks_small:
+            run_layers(x_BSD, stack.layers, stack.final_norm, case, recipe)
+            return
+        run_layers(x_BSD, stack.layers, None, case, recipe)
+        small_B = (x_BSD.var(-1, correction=0) < SMALL**2).any(1)
+        run_layers(x_BSD, (), stack.final_norm, case, recipe)
+        x_BSD[:, 0, 0].masked_fill_(small_B, torch.nan)
 
 
-def block(x_BSD: Tensor, layer: Layer, case: Case, recipe: Recipe) -> None:
-    """One pre-norm layer, in place on the float32 residual stream."""
+def run_layers(x_BSD: Tensor, layers: tuple[Layer, ...], last: Norm | None, case: Case, recipe: Recipe) -> None:
+    """Pre-norm layers, then the `last` norm if there is one, in place on the float32 residual stream.
+
+    A tile of tokens goes from one attention's context to the next attention's q, k, v in one chain, so that each
+    half layer's addition meets the norm that follows it.
+    """
     B, S, D = x_BSD.shape
     x_ND = x_BSD.view(B * S, D)
-    tiles = list(cut(B * S, TILE_TOKENS))
-    dtype = layer.out.weight_OI.dtype
-
-    qkv_N3D = torch.empty(B * S, 3 * D, dtype=dtype, device=x_BSD.device)
-    for tile in tiles:
-        h_TD = _norm(x_ND[tile.as_slice()], layer.norm1).to(dtype)
-        for turn, projection in enumerate(layer.projections):
-            width = projection.weight_OI.shape[0]
-            _linear(h_TD, projection, out=qkv_N3D[tile.as_slice(), turn * width : (turn + 1) * width])
-
+    tiles = [tile.as_slice() for tile in cut(B * S, TILE_TOKENS)]
+    qkv_N3D = torch.empty(B * S, 3 * D, dtype=working_dtype(recipe), device=x_BSD.device)
     q_BSHK, k_BSHK, v_BSHK = qkv_N3D.view(B, S, 3, case.heads, case.head_width).unbind(2)
-    context_BSHK = ATTENTION[recipe.attention].attend(q_BSHK, k_BSHK, v_BSHK, case.causal)
-    context_ND = context_BSHK.reshape(B * S, D)
-
     for tile in tiles:
-        x_TD = x_ND[tile.as_slice()]
-        x_TD += _linear(context_ND[tile.as_slice()], layer.out)
-        h_TD = _norm(x_TD, layer.norm2).to(dtype)
-        x_TD += _linear(gelu(_linear(h_TD, layer.ffn_in)), layer.ffn_out)
+        _lead_on(x_ND[tile], None, qkv_N3D[tile], layers[0] if layers else last, recipe)
+    for layer, following in zip(layers, (*layers[1:], last), strict=False):
+        context_BSHK = ATTENTION[recipe.attention].attend(q_BSHK, k_BSHK, v_BSHK, case.causal)
+        context_ND = context_BSHK.reshape(B * S, D)
+        for tile in tiles:
+            _lead_on(x_ND[tile], _half(x_ND[tile], context_ND[tile], layer, recipe), qkv_N3D[tile], following, recipe)
+        del context_BSHK, context_ND  # the next attention makes its own
 
 
-def final_norm(x_BSD: Tensor, norm: Norm) -> None:
-    """The LayerNorm that ends the stack, in place."""
-    x_ND = x_BSD.view(-1, x_BSD.shape[-1])
-    for tile in cut(len(x_ND), TILE_TOKENS):
-        x_ND[tile.as_slice()] = _norm(x_ND[tile.as_slice()], norm)
+def _half(x_TD: Tensor, context_TD: Tensor, layer: Layer, recipe: Recipe) -> Tensor:
+    """A layer behind its attention, but for its last addition, which is returned."""
+    join, dtype = JOIN[recipe.join].join, layer.ffn_in.weight_OI.dtype
+    h_TD = join(x_TD, linear(context_TD, layer.out), layer.norm2, dtype)
+    return linear(FFN[recipe.ffn].hidden(h_TD, layer.ffn_in), layer.ffn_out)
 
 
-def _norm(x_TD: Tensor, norm: Norm) -> Tensor:
-    return layer_norm(x_TD, norm.weight_D.shape, norm.weight_D, norm.bias_D, NORM_EPS)
-
-
-def _linear(h_TI: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-    return torch.addmm(linear.bias_O, h_TI, linear.weight_OI.t(), out=out)
+def _lead_on(
+    x_TD: Tensor, added_TD: Tensor | None, qkv_T3D: Tensor, following: Layer | Norm | None, recipe: Recipe
+) -> None:
+    """Join what a layer adds with what follows it: the next layer's norm and projections, the last norm, or nothing."""
+    join = JOIN[recipe.join].join
+    if isinstance(following, Norm):
+        join(x_TD, added_TD, following, torch.float32, last=True)
+    elif following is not None:
+        h_TD = join(x_TD, added_TD, following.norm1, following.out.weight_OI.dtype)
+        for turn, projection in enumerate(following.projections):
+            width = projection.weight_OI.shape[0]
+            part_TO = qkv_T3D[:, turn * width : (turn + 1) * width]
+            if projection.weight_OI.dtype == part_TO.dtype:
+                linear(h_TD, projection, out=part_TO)
+            else:
+                part_TO.copy_(linear(h_TD, projection))
+    elif added_TD is not None:
+        x_TD += added_TD
 
 
 @contextmanager
 def matmul_precision(recipe: Recipe) -> Iterator[None]:
     """TF32 on for the recipe that names it and off for all others; half-precision sums never in half.
 
-    These are PyTorch's only switches for it and they are global: they are set for a run, then put back.
+    These are PyTorch's only switches for it and they are global: they are set for some calls, then put back.
     """
     switches = torch.backends.cuda.matmul
     names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")

@@ -8,14 +8,15 @@ Letters  B rows, S positions, H heads, K head width, R checked rows.
 """
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from frontier.case import Case
 from frontier.layers.attention import ATTENTION
+from frontier.layers.block import matmul_precision
+from frontier.layers.cards import on_device
+from frontier.layers.program import refusal
 from frontier.layers.weights import working_dtype
 from frontier.machine import Machine
 from frontier.recipe import Recipe
@@ -29,8 +30,8 @@ CPU_MOST_POSITIONS = 8_192
 
 
 def why_not(case: Case, recipe: Recipe, machine: Machine) -> str | None:
-    """Why `recipe.attention` must not serve this case here, or None: first its rule, then its numbers."""
-    return ATTENTION[recipe.attention].refuses(case, recipe, machine) or canary(case, recipe, machine)
+    """Why `recipe` must not serve this case here, or None: first its rules, then its attention's numbers."""
+    return refusal(case, recipe, machine) or canary(case, recipe, machine)
 
 
 def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
@@ -46,7 +47,11 @@ def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     dtype = working_dtype(recipe)
     generator = torch.Generator(machine.device).manual_seed(7)
     try:
-        with warnings.catch_warnings(record=True) as told, _on_device(machine):
+        with (
+            warnings.catch_warnings(record=True) as told,
+            on_device(torch.device(machine.device)),
+            matmul_precision(recipe),
+        ):
             warnings.simplefilter("always")
             packed_BS3HK = torch.randn(1, S, 3, H, K, device=machine.device, generator=generator).to(dtype)
             q_BSHK, k_BSHK, v_BSHK = packed_BS3HK.unbind(2)
@@ -59,11 +64,6 @@ def canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     if not error <= TOLERANCE[recipe.precision]:
         return f"wrong numbers at S = {S}: relative error {error:.2g}, limit {TOLERANCE[recipe.precision]:.2g}"
     return None
-
-
-def _on_device(machine: Machine) -> AbstractContextManager[Any]:
-    # A third party's kernel may take the current device's stream, whatever device its tensors lie on.
-    return torch.cuda.device(machine.device) if machine.has_card else nullcontext()
 
 
 def positions_tried(case: Case, machine: Machine) -> int:

@@ -8,9 +8,15 @@ Letters  B rows, S positions, D width, F feed-forward width, H heads, T tokens o
          working precision.
 """
 
+from dataclasses import replace
+from typing import Literal
+
 from frontier.case import FLOAT32_BYTES, Case
 from frontier.recipe import Recipe
 from frontier.units import MIB
+
+# Of every LayerNorm: configs/CONTRACT.md, section 1.
+NORM_EPS = 1e-5
 
 # Tokens that pass the tokenwise parts at a time: 16,384 x 1,024 in fp16 is 32 MiB, which stays in an H200's
 # 60 MB L2 from one GEMM to the next, and no temporary grows with the sequence.
@@ -27,30 +33,109 @@ ALLOCATOR_SLACK_BYTES = 128 * MIB
 # flash-linear-attention#1080, pytorch#181555).
 MOST_ELEMENTS = (1 << 31) - 1
 
+# CUDA graphs that one stack keeps: a full cut, a short last one, and as many for a second length.
+MOST_GRAPHS = 4
+
+# q, k and v of all layers that one launch of the one kernel may hold; a larger batch takes several launches.
+STACK_SCRATCH_BYTES = 2 << 30
+
+# A token whose residual varies by less, as a standard deviation, is done again under held-small: its error in fp16
+# is 0.6 of the budget at 1.05, which is usual for normal rows, and grows as the inverse.
+SMALL = 0.75
+
+
+def is_held(recipe: Recipe, gemms: Literal["projections", "ffn"]) -> bool:
+    """Whether these GEMMs stay in float32 under a recipe of lower precision."""
+    return recipe.held in (f"held-{gemms}", "held-all")
+
+
+def gemm_bytes(recipe: Recipe, gemms: Literal["projections", "ffn"]) -> int:
+    """Bytes of one operand's element in these GEMMs."""
+    return FLOAT32_BYTES if is_held(recipe, gemms) else recipe.working_bytes
+
+
+def rows_at_once(seq_len: int) -> int:
+    """Batch rows that go through the whole stack together: what fits one tile of tokens, at least one."""
+    return max(1, TILE_TOKENS // seq_len)
+
 
 def weight_bytes(case: Case, recipe: Recipe) -> int:
-    """Packed weights of all layers on the card."""
-    D, F, w = case.d_model, case.ffn_dim, recipe.working_bytes
-    linears = 4 * (D * D + D) + (F * D + F) + (D * F + D)
-    return case.layers * (linears * w + 4 * D * FLOAT32_BYTES) + 2 * D * FLOAT32_BYTES
+    """Packed weights of all layers on the card; under held-small both kinds."""
+    if recipe.held == "held-small":
+        return sum(weight_bytes(case, kind) for kind in _kinds(recipe))
+    D, F = case.d_model, case.ffn_dim
+    projections = 4 * (D * D + D) * gemm_bytes(recipe, "projections")
+    ffn = (F * D + F + D * F + D) * gemm_bytes(recipe, "ffn")
+    return case.layers * (projections + ffn + 4 * D * FLOAT32_BYTES) + 2 * D * FLOAT32_BYTES
+
+
+def _kinds(recipe: Recipe) -> tuple[Recipe, Recipe]:
+    """What held-small takes turns with: the fast one, and the one that keeps GEMMs in float32."""
+    return replace(recipe, held="held-none"), replace(recipe, held="held-all", launch="eager")
 
 
 def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, int]:
-    """What one layer holds while it computes `slice_rows` rows, by name; the residual is in the output slot."""
-    B, S, D, F, H = slice_rows, case.seq_len, case.d_model, case.ffn_dim, case.heads
-    T, w = min(TILE_TOKENS, B * S), recipe.working_bytes
+    """What the stack holds while it computes `slice_rows` rows, by name; the residual is in the output slot."""
+    if recipe.fusion == "stack":
+        return {"scratch of the one kernel": _stack_scratch_bytes(case, recipe, slice_rows)}
+    if recipe.held == "held-small":
+        fast, held = (workspace_bytes(case, kind, slice_rows) for kind in _kinds(recipe))
+        return {name: max(fast[name], held.get(name, 0)) for name in fast}
+    B, S, D, H = min(slice_rows, rows_at_once(case.seq_len)), case.seq_len, case.d_model, case.heads
+    w = recipe.working_bytes
     held = {
         "packed q, k, v": B * S * 3 * D * w,
         "attention context": B * S * D * w,
         "attention log-sum-exp": B * H * S * FLOAT32_BYTES,
-        # norm in float32 and its cast beside the last tile's, not let go of yet; or normed, hidden, gelu of it;
-        # or normed, gelu, out: the largest of the three
-        "tile temporaries": T * max(D * (4 + (2 * w if recipe.is_half else w)), (D + 2 * F) * w, (2 * D + F) * w),
+        "tile temporaries": min(TILE_TOKENS, B * S) * _token_bytes(case, recipe),
     }
     if recipe.attention == "dense":
         # float32 q, k, v and context; scores and their softmax; the causal mask
         held["dense scores"] = 4 * B * S * D * FLOAT32_BYTES + 2 * B * H * S * S * FLOAT32_BYTES + S * S
+    if recipe.attention == "scores":
+        # q, k, v of each head in one piece; the scores, softmaxed in place; the context before its heads are joined
+        held["scores"] = 4 * B * S * D * w + B * H * S * S * w
+    if recipe.launch != "eager":
+        # A graph's or a compiled program's own temporaries lie beside those of its eager warm-up; it reads and
+        # writes rows of its own: each kept graph, or a compiled program's input and output.
+        held["launched twice"] = sum(held.values())
+        held["rows of the launched"] = MOST_GRAPHS * B * S * D * FLOAT32_BYTES
     return held
+
+
+def _stack_scratch_bytes(case: Case, recipe: Recipe, slice_rows: int) -> int:
+    """q, k, v of every layer, and a counter for each layer and 16 positions: a full cut's and a short last one's.
+
+    Under held-small the second launch has its own, in float32.
+    """
+    a_row = case.layers * case.seq_len * 3 * case.d_model * recipe.working_bytes
+    rows = min(slice_rows, max(1, STACK_SCRATCH_BYTES // a_row))
+    counters = slice_rows * case.layers * -(-case.seq_len // 16) * 4
+    again = recipe.held == "held-small"
+    return 2 * (rows * a_row * (3 if again else 1) + counters * (2 if again else 1))
+
+
+def _token_bytes(case: Case, recipe: Recipe) -> int:
+    """The most that one token of a tile holds at a time between attention and the next layer's attention."""
+    D, F = case.d_model, case.ffn_dim
+    p, f = gemm_bytes(recipe, "projections"), gemm_bytes(recipe, "ffn")
+    packed = 3 if recipe.projection == "packed" else 1
+    moments = [
+        _join_bytes(recipe, D, p, f),  # what out_proj adds, joined for the feed-forward network
+        (D + (1 if recipe.ffn == "triton-ffn" else 2) * F) * f,  # normed, hidden, gelu of it
+        (2 * D + F) * f,  # normed, gelu, what ffn_out adds
+        _join_bytes(recipe, D, f, p),  # what ffn_out adds, joined for the next projections
+    ]
+    if is_held(recipe, "projections"):
+        # what ffn_out added, normed tokens in float32, and a float32 GEMM's output before its cast
+        moments.append(D * (f + (1 + packed) * FLOAT32_BYTES))
+    return max(moments)
+
+
+def _join_bytes(recipe: Recipe, width: int, added: int, normed: int) -> int:
+    """Added, normed, and PyTorch's float32 norm before its cast, of one token."""
+    cast = recipe.join == "torch-join" and normed < FLOAT32_BYTES
+    return width * (added + normed + cast * FLOAT32_BYTES)
 
 
 def most_rows_per_call(case: Case) -> int:

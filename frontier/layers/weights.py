@@ -9,23 +9,24 @@ Letters  D width, F feed-forward width, O outputs, I inputs.
 
 import difflib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from frontier.case import Case
 from frontier.errors import DataError
+from frontier.layers.costs import is_held
 from frontier.recipe import Recipe
 
 State = dict[str, Tensor]
 
 
 class Linear(NamedTuple):
-    """`h W^T + b`; in the working precision of a recipe."""
+    """`h W^T + b`; in the working precision of a recipe, or float32 where it holds these GEMMs."""
 
     weight_OI: Tensor
     bias_O: Tensor
@@ -102,6 +103,8 @@ def load_state(path: Path, case: Case) -> State:
 
     Raises   DataError listing missing, extra and misshapen names, with the nearest matches.
     """
+    from safetensors import SafetensorError, safe_open  # not where the drop-in was carried alone
+
     if not os.path.isfile(path):
         raise DataError(f"no weights file `{path}`", hint="give --weights a .safetensors file")
     expected = expected_shapes(case)
@@ -162,10 +165,12 @@ def working_dtype(recipe: Recipe) -> torch.dtype:
 
 
 def pack(state: State, case: Case, recipe: Recipe, device: torch.device) -> Stack:
-    """The state cast to the recipe's precision and packed, once, on the device. Norms stay float32."""
-    dtype = working_dtype(recipe)
+    """The state cast to the recipe's precision and packed, once, on the device. Norms and held GEMMs stay float32."""
+    working = working_dtype(recipe)
+    projecting = torch.float32 if is_held(recipe, "projections") else working
+    feeding = torch.float32 if is_held(recipe, "ffn") else working
 
-    def linear(*names: str) -> Linear:
+    def linear(dtype: torch.dtype, *names: str) -> Linear:
         weight_OI = torch.cat([state[f"{name}.weight"] for name in names])
         bias_O = torch.cat([state[f"{name}.bias"] for name in names])
         return Linear(weight_OI.to(device, dtype), bias_O.to(device, dtype))
@@ -180,11 +185,21 @@ def pack(state: State, case: Case, recipe: Recipe, device: torch.device) -> Stac
         layers.append(
             Layer(
                 norm1=norm(f"layers.{i}.norm1"),
-                projections=(linear(*names),) if packed else tuple(linear(name) for name in names),
-                out=linear(f"layers.{i}.attention.out_proj"),
+                projections=(linear(projecting, *names),)
+                if packed
+                else tuple(linear(projecting, name) for name in names),
+                out=linear(projecting, f"layers.{i}.attention.out_proj"),
                 norm2=norm(f"layers.{i}.norm2"),
-                ffn_in=linear(f"layers.{i}.ffn_in"),
-                ffn_out=linear(f"layers.{i}.ffn_out"),
+                ffn_in=linear(feeding, f"layers.{i}.ffn_in"),
+                ffn_out=linear(feeding, f"layers.{i}.ffn_out"),
             )
         )
     return Stack(tuple(layers), norm("final_norm"))
+
+
+def tensors_of(stack: Stack) -> Iterator[Tensor]:
+    """Every tensor of a packed stack."""
+    for layer in stack.layers:
+        for part in (layer.norm1, *layer.projections, layer.out, layer.norm2, layer.ffn_in, layer.ffn_out):
+            yield from part
+    yield from stack.final_norm

@@ -236,7 +236,7 @@ def test_masks_on_the_card_equal_rows_without_their_invalid_tokens(machine):
         row_BSD = torch.empty(1, 1500, 1024)
         SeededSource(case, 4).read(Span(5, 6), row_BSD)
         kept_BSD = row_BSD[:, valid_BS[5]].cuda()
-        forward(kept_BSD, kept_BSD, engine.flow.stack, case, FP16)
+        engine.flow.program(kept_BSD, kept_BSD)
     assert torch.equal(sink.host_BSD[5][valid_BS[5]], kept_BSD[0].cpu())
     assert bool((sink.host_BSD[5][~valid_BS[5]] == 0).all()) and bool((sink.host_BSD[3] == 0).all())
 

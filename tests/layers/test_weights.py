@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from frontier.case import Case
 from frontier.errors import DataError
+from frontier.layers import weights
 from frontier.layers.costs import weight_bytes
 from frontier.layers.weights import Stack, State, checked_state, expected_shapes, load_state, pack, seeded_state
 from frontier.recipe import REFERENCE, parse_recipe
@@ -152,12 +153,13 @@ def test_a_weight_of_whole_numbers_is_refused(make_case: MakeCase, tmp_path: Pat
 
 
 def held_bytes(stack: Stack) -> int:
-    tensors = [t for layer in stack.layers for part in (layer.norm1, layer.norm2, layer.out) for t in part]
-    tensors += [t for layer in stack.layers for part in (*layer.projections, layer.ffn_in, layer.ffn_out) for t in part]
-    return sum(t.nbytes for t in [*tensors, *stack.final_norm])
+    return sum(tensor.nbytes for tensor in weights.tensors_of(stack))
 
 
-@pytest.mark.parametrize("text", ["fp32/separate", "fp32/packed", "fp16/packed", "bf16/separate"])
+TEXTS = ["fp32/separate", "fp32/packed", "fp16/packed", "bf16/separate", "fp16/held-ffn", "bf16/held-projections"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_packed_weights_weigh_what_the_ledger_says(make_case: MakeCase, text: str) -> None:
     case, recipe = make_case(), parse_recipe(text, REFERENCE)
     stack = pack(seeded_state(case), case, recipe, torch.device("cpu"))

@@ -174,7 +174,9 @@ sizes = st.fixed_dictionaries(
         "layers": st.integers(1, 8),
     }
 )  # fmt: skip
-recipes = st.builds(Recipe, **{part: st.sampled_from(words) for part, words in WORDS.items()})  # type: ignore[arg-type]
+_parts = {part: st.sampled_from(words) for part, words in WORDS.items() if part != "fusion"}
+_stacks = st.builds(Recipe, precision=_parts["precision"], fusion=st.just("stack"))  # type: ignore[arg-type]
+recipes = st.builds(Recipe, **_parts) | _stacks  # type: ignore[arg-type]
 gib = st.floats(0.3, 200)
 machines = st.one_of(st.builds(card, gib, gib, gib), st.builds(laptop, gib))
 keepings = st.builds(

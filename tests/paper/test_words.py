@@ -1,6 +1,7 @@
 """Sizes, times, spans and recipes: said one way, and read back as they were said."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,10 @@ from frontier.recipe import REFERENCE, WORDS, Recipe, parse_recipe
 from frontier.spans import Span, cut
 from frontier.units import GIB, MIB, parse_bytes, show_bytes, show_flops, show_seconds
 
-recipes = st.builds(Recipe, **{part: st.sampled_from(words) for part, words in WORDS.items()})  # type: ignore[arg-type]
+_parts: dict[str, Any] = {part: st.sampled_from(words) for part, words in WORDS.items() if part != "fusion"}
+by_part = st.builds(Recipe, **_parts)
+stacks = st.builds(Recipe, precision=_parts["precision"], fusion=st.just("stack"))
+recipes = st.one_of(by_part, stacks)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +95,25 @@ def test_a_recipe_reads_back_from_its_spelling(recipe: Recipe) -> None:
     assert parse_recipe(str(recipe), REFERENCE) == recipe
 
 
-@given(recipes, recipes, st.randoms())
+@given(by_part, recipes, st.randoms())
 def test_the_order_of_words_is_free_and_unnamed_parts_are_the_bases(recipe: Recipe, base: Recipe, turn) -> None:  # type: ignore[no-untyped-def]
     words = str(recipe).split("/")
     turn.shuffle(words)
     assert parse_recipe("/".join(words), base) == recipe
     only = parse_recipe(recipe.attention, base)
     assert (only.precision, only.projection, only.attention) == (base.precision, base.projection, recipe.attention)
+    assert only.fusion == "by-part"  # a stack has no attention to choose
+
+
+@given(recipes)
+def test_stack_takes_its_precision_from_the_base_and_nothing_else(base: Recipe) -> None:
+    assert parse_recipe("stack", base) == Recipe(precision=base.precision, fusion="stack")
+    assert parse_recipe("stack/bf16", base) == Recipe(precision="bf16", fusion="stack")
+
+
+def test_a_stack_with_parts_cannot_be_made() -> None:
+    with pytest.raises(Unsupported, match="has no other part"):
+        Recipe(fusion="stack", launch="graph")
 
 
 def test_each_word_belongs_to_one_part_only() -> None:
@@ -110,7 +126,8 @@ def test_each_word_belongs_to_one_part_only() -> None:
     [
         ("fp16/flsh", "recipe `fp16/flsh`: unknown word `flsh`", "did you mean `flash`?"),
         ("FP16", "unknown word `FP16`", "did you mean `fp16`?"),
-        ("xyzzy!", "unknown word `xyzzy!`", "known words: fp32, tf32, fp16, bf16, separate, packed, dense"),
+        ("xyzzy!", "unknown word `xyzzy!`", "known words: fp32, tf32, tf32x3, fp16, bf16, separate, packed, dense"),
+        ("fp16/stack/cudnn", "`stack` is one kernel, which has no attention to choose", "leave out `cudnn`"),
         ("", "unknown word ``", "known words: fp32"),
         ("fp16/", "unknown word ``", "known words: fp32"),
         ("fp16/packed/bf16", "both `fp16` and `bf16` name the precision", "name each part once"),

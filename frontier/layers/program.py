@@ -1,0 +1,122 @@
+"""A recipe made callable on rows that lie on a device, and the reasons for which it would refuse.
+
+Takes    the stack's float32 weights, a case, a recipe, a device.
+Gives    a `Program`: reads rows, writes the stack's output; refusals as text.
+Knows nothing of slices, lanes or evidence.
+
+Letters  B rows, S positions, D width.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from frontier.case import Case
+from frontier.layers import stack_cut
+from frontier.layers.attention import ATTENTION
+from frontier.layers.block import forward, matmul_precision, run_layers, run_stack
+from frontier.layers.cards import on_device
+from frontier.layers.ffn import FFN
+from frontier.layers.join import JOIN
+from frontier.layers.launch import LAUNCH
+from frontier.layers.refusals import needs_capability
+from frontier.layers.stack import StackProgram
+from frontier.layers.weights import State, pack, tensors_of
+from frontier.machine import Machine
+from frontier.recipe import Recipe
+
+
+class Program(Protocol):
+    """The whole stack on some rows: reads `x_BSD`, writes `out_BSD`; both float32 on the program's device.
+
+    Shapes   B and S may differ from the case's.
+    Masks    `valid_BS` is bool, None when all tokens are valid; outputs of invalid tokens are 0.
+    Order    all work is queued on the current stream; nothing of `x_BSD` is changed.
+    """
+
+    def __call__(self, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None: ...
+
+
+def refusal(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    """Why `recipe` cannot serve this case on this machine by its own rules, or None."""
+    if recipe.fusion == "stack":
+        return stack_cut.refuses(case, recipe, machine)
+    parts = (
+        _precision_refuses,
+        ATTENTION[recipe.attention].refuses,
+        JOIN[recipe.join].refuses,
+        FFN[recipe.ffn].refuses,
+        LAUNCH[recipe.launch].refuses,
+    )
+    return next((reason for refuses in parts if (reason := refuses(case, recipe, machine))), None)
+
+
+def _precision_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    if recipe.precision == "tf32x3":
+        return "only the one kernel for the whole stack multiplies in tf32x3"
+    if recipe.held != "held-none" and not recipe.is_half:
+        return f"{recipe.held} keeps GEMMs in float32 beside fp16 or bf16, the precision is {recipe.precision}"
+    if recipe.held == "held-small" and LAUNCH[recipe.launch].traces:
+        return f"held-small marks rows as they pass, which {recipe.launch} does not trace"
+    if recipe.precision in ("tf32", "bf16"):
+        return needs_capability(machine, (8, 0))
+    return None
+
+
+def by_part(recipe: Recipe) -> Recipe:
+    """The recipe whose parts do what `recipe` does, for looking into it: the same precision, launched plainly."""
+    if recipe.fusion == "stack":
+        precision = "fp32" if recipe.precision == "tf32x3" else recipe.precision
+        return Recipe(precision=precision, projection="packed")
+    return replace(recipe, launch="eager", held="held-none" if recipe.held == "held-small" else recipe.held)
+
+
+def make_program(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
+    """Weights cast and packed once, on the device; what is called again and again.
+
+    Raises   whatever a kernel raises that `refusal` would have named.
+    """
+    if recipe.fusion == "stack":
+        return StackProgram(state, case, recipe, device)
+    if recipe.held == "held-small":
+        return _done_again_where_small(state, case, recipe, device)
+    return _by_part(state, case, recipe, device)
+
+
+def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device, marks_small: bool = False) -> Program:
+    packed, launch = pack(state, case, recipe, device), LAUNCH[recipe.launch]
+
+    def in_place(x_BSD: Tensor) -> None:
+        if launch.traces:
+            run_layers(x_BSD, packed.layers, packed.final_norm, case, recipe)
+        else:
+            run_stack(x_BSD, packed, case, recipe, marks_small)
+
+    launched = launch.wrap(in_place, tensors_of(packed))
+
+    def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
+        # Not around a graph's replay, which they would delay by 7 us and change nothing in.
+        with on_device(device), matmul_precision(recipe) if launch.traces else nullcontext():
+            forward(x_BSD, out_BSD, packed, case, recipe, valid_BS, launched)
+
+    return program
+
+
+def _done_again_where_small(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
+    """Rows with a token whose residual ends small are done again with all GEMMs in float32; masked rows at once."""
+    fast = _by_part(state, case, replace(recipe, held="held-none"), device, marks_small=True)
+    held = _by_part(state, case, replace(recipe, held="held-all", launch="eager"), device)
+
+    def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
+        if valid_BS is not None and not bool(valid_BS.all()):
+            held(x_BSD, out_BSD, valid_BS)
+            return
+        fast(x_BSD, out_BSD)
+        # The only wait of a program for the card, at its end: which rows are marked must be known here.
+        for row in (~out_BSD[:, 0, 0].isfinite()).nonzero().flatten().tolist():
+            held(x_BSD[row : row + 1], out_BSD[row : row + 1])
+
+    return program

@@ -1,0 +1,164 @@
+"""The whole stack as one kernel: its weights, its scratch, its launches.
+
+Takes    float32 weights, a case, a recipe; then rows.
+Gives    a program like any other recipe's.
+Knows nothing of which cases it serves, slices or tuning.
+
+Letters  B rows, S positions, D width, F feed-forward width, H heads, K head width, M positions of a tile.
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frontier.case import Case
+from frontier.layers import stack_cut
+from frontier.layers.cards import capability_of, on_device
+from frontier.layers.costs import STACK_SCRATCH_BYTES
+from frontier.layers.stack_cut import Turn, constants_of, in_three, turns_of
+from frontier.layers.weights import State, working_dtype
+from frontier.recipe import Recipe
+
+# A position's counters and a call's number are 32-bit; starting anew at 2^20 calls keeps every product in range.
+CALLS_BEFORE_RESET = 1 << 20
+
+SHAPES_KEPT = 4
+
+
+def pack_weights(state: State, case: Case, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(weights as `dtype`, vectors in float32) as `stack_kernel` reads them; folded in float64, rounded once.
+
+    A LayerNorm's gain goes into the rows of the weights behind it and its bias into their biases; the softmax
+    scale, times log2(e), into q; the biases of k and v as the kernel's first lines say.
+    """
+    scale = case.head_width**-0.5 * math.log2(math.e)
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
+    for i in range(case.layers):
+
+        def get(name: str, kind: str, layer: int = i) -> Tensor:
+            tensor = state[f"layers.{layer}.{name}.{kind}"].to(device, torch.float64)
+            return tensor.t() if tensor.ndim == 2 else tensor
+
+        q, k, v, out = (get(f"attention.{part}_proj", "weight") for part in ("q", "k", "v", "out"))
+        bq, bv, bout = (get(f"attention.{part}_proj", "bias") for part in ("q", "v", "out"))
+        gain1, bias1, gain2, bias2 = (get(name, kind) for name in ("norm1", "norm2") for kind in ("weight", "bias"))
+        first, last = get("ffn_in", "weight"), get("ffn_out", "weight")
+        matrices += [gain1[:, None] * q * scale, gain1[:, None] * k, gain1[:, None] * v, out]
+        matrices += [gain2[:, None] * first, last]
+        nothing = torch.zeros_like(bq)
+        vectors += [(bq + bias1 @ q) * scale, nothing, nothing, bout + (bv + bias1 @ v) @ out]
+        vectors += [get("ffn_out", "bias"), get("ffn_in", "bias") + bias2 @ first]
+    vectors += [state[f"final_norm.{kind}"].to(device, torch.float64) for kind in ("weight", "bias")]
+    return torch.cat([m.reshape(-1) for m in matrices]).to(dtype), torch.cat(vectors).float()
+
+
+class _Launch:
+    """One launch of a shape: its kernel, its cut, its counters."""
+
+    def __init__(self, program: "StackProgram", turn: Turn, B: int, S: int, masked: bool, first: int | None) -> None:
+        case, recipe, device = program.case, program.recipe, program.device
+        cut = stack_cut.cut_of(case, recipe, B, S, capability_of(device), turn)
+        self.constants = constants_of(
+            case, recipe, cut, S, turn, masked=masked, on_card=device.type == "cuda", first_tiles=first
+        )
+        self.options = {"num_warps": cut.warps, "num_stages": cut.stages}
+        self.tiles = self.constants["TILES"]
+        self.grid = (B * self.tiles, 1, 1)
+        self.published = torch.zeros(B * self.tiles * case.layers, dtype=torch.int32, device=device)
+        self.weights, self.vectors = program.packed[turn]
+        row_elements = S * 3 * case.d_model
+        dtype = torch.float32 if in_three(recipe, turn)[1] else working_dtype(recipe)
+        self.qkv = torch.empty((case.layers if self.tiles > 1 else 1) * B * row_elements, dtype=dtype, device=device)
+        self.numbers = (S, B * row_elements)
+        self.calls = 0
+        self._go: Callable[[list[int], int, int], Any] | None = None
+
+    def start(self, rows: tuple[Tensor, ...], small: Tensor, stream: int, keep: bool) -> None:
+        """Queue the kernel; from the second call on the compiled one itself. `keep`: for later calls."""
+        if self.calls >= CALLS_BEFORE_RESET:
+            self.published.zero_()
+            self.calls = 0
+        if self._go is not None:
+            self._go([tensor.data_ptr() for tensor in rows], self.calls, stream)
+        else:
+            from frontier.layers.stack_triton import stack_kernel
+
+            own = (self.weights, self.vectors, self.qkv, self.published, small)
+            numbers = self.numbers
+            compiled = stack_kernel[self.grid](*rows, *own, self.calls, *numbers, **self.constants, **self.options)
+            if compiled is not None and keep:  # the interpreter gives none
+                pointers, rest, go = [t.data_ptr() for t in own], tuple(self.constants.values()), compiled[self.grid]
+                # Plain addresses: for tensors the launcher asks the driver where each lies, 10 us in all.
+                self._go = lambda told, call, on: go(*told, *pointers, call, *numbers, *rest, stream=on)
+        self.calls += 1
+
+
+class _Scratch:
+    """The launches of one shape on one stream, and what they share."""
+
+    def __init__(self, program: "StackProgram", B: int, S: int, masked: bool) -> None:
+        self.launches: list[_Launch] = []
+        for turn in turns_of(program.recipe):
+            first_tiles = self.launches[0].tiles if self.launches else None
+            self.launches.append(_Launch(program, turn, B, S, masked, first_tiles))
+        self.small = torch.zeros(B * self.launches[0].tiles, dtype=torch.int32, device=program.device)
+
+
+class StackProgram:
+    """The stack in one launch, or two under held-small; masks may lie on the device, where the kernel reads them.
+
+    Order    launches of one shape on one stream follow each other; each stream has scratch of its own.
+    """
+
+    def __init__(self, state: State, case: Case, recipe: Recipe, device: torch.device) -> None:
+        self.case, self.recipe, self.device = case, recipe, device
+        # Key by key over many keys a mask costs half as much again: whoever calls may try without it first.
+        self.takes_device_masks = case.seq_len <= 128
+        self.packed = {
+            turn: pack_weights(
+                state, case, torch.float32 if in_three(recipe, turn)[0] else working_dtype(recipe), device
+            )
+            for turn in turns_of(recipe)
+        }
+        self._nobody = torch.ones(1, dtype=torch.bool, device=device)
+        self._scratch: OrderedDict[tuple[int, int, bool, int], _Scratch] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
+        """Queue the stack on the current stream. Shapes: B and S may differ from the case's."""
+        if valid_BS is not None and valid_BS.device.type == "cpu":
+            valid_BS = None if bool(valid_BS.all()) else valid_BS.to(self.device)
+        B, S, D = x_BSD.shape
+        most = max(1, STACK_SCRATCH_BYTES // (self.case.layers * S * 3 * D * working_dtype(self.recipe).itemsize))
+        if most >= B:
+            self._launch(x_BSD, out_BSD, valid_BS)
+            return
+        for first in range(0, B, most):
+            rows = slice(first, first + most)
+            self._launch(x_BSD[rows], out_BSD[rows], None if valid_BS is None else valid_BS[rows])
+
+    def _launch(self, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None) -> None:
+        B, S, _ = x_BSD.shape
+        masked = valid_BS is not None
+        rows = (x_BSD, out_BSD, self._nobody if valid_BS is None else valid_BS)
+        with self._lock, on_device(self.device):
+            on_card = self.device.type == "cuda"
+            stream = torch.cuda.current_stream(self.device).cuda_stream if on_card else 0
+            # A replay repeats the call's number: a captured launch has counters of its own, cleared before it.
+            captured = on_card and torch.cuda.is_current_stream_capturing()
+            key = (B, S, masked, stream)
+            scratch = None if captured else self._scratch.get(key)
+            if scratch is None:
+                scratch = _Scratch(self, B, S, masked)
+                if not captured:
+                    self._scratch[key] = scratch
+                    if len(self._scratch) > SHAPES_KEPT:
+                        self._scratch.popitem(last=False)
+            for launch in scratch.launches:
+                launch.start(rows, scratch.small, stream, keep=not captured)

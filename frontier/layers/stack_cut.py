@@ -1,0 +1,149 @@
+"""Which cases one kernel can hold the whole stack of, and how it cuts them.
+
+Takes    a case, a recipe, a machine or its compute capability, sizes.
+Gives    refusals as text; a `Cut`, and the kernel's compile-time arguments.
+Knows nothing of weights, tensors or launches.
+
+Letters  B rows, S positions, D width, F feed-forward width, K head width, M positions of a tile, N keys at a time.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from frontier.case import Case
+from frontier.layers.costs import NORM_EPS, SMALL
+from frontier.layers.refusals import needs_capability, needs_triton
+from frontier.machine import Machine
+from frontier.recipe import Recipe
+
+# A tile's residual, 64 x 128 in float32, takes half of four warps' registers; a wider one would not fit beside
+# its accumulators.
+WIDEST, WIDEST_FFN = 128, 512
+
+
+class Cut(NamedTuple):
+    """How one launch divides a case: positions of a tile, keys and columns at a time, warps, pipeline stages."""
+
+    attend: Literal["heads", "single", "loop"]
+    M: int
+    N: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    """Why one kernel cannot hold this case's stack, or None."""
+    if reason := needs_triton(case, recipe, machine):
+        return reason
+    D, F, S = case.d_model, case.ffn_dim, case.seq_len
+    if recipe.precision == "fp32":
+        return "one kernel multiplies on tensor cores: fp16, bf16, tf32 or tf32x3"
+    if recipe.precision != "fp16" and (reason := needs_capability(machine, (8, 0))):
+        return f"{recipe.precision}: {reason}"
+    if recipe.held in ("held-projections", "held-ffn"):
+        return f"{recipe.held}: one kernel holds all its GEMMs in tf32x3 (held-all, held-small) or none"
+    if recipe.held != "held-none" and (recipe.precision != "fp16" or needs_capability(machine, (8, 0))):
+        return f"{recipe.held} needs fp16 and TF32 tensor cores (compute capability 8.0)"
+    if not (_is_power(D) and 16 <= D <= WIDEST):
+        return f"d_model {D}, one kernel holds powers of two from 16 to {WIDEST}"
+    if not (_is_power(F) and 16 <= F <= WIDEST_FFN):
+        return f"ffn_dim {F}, one kernel holds powers of two from 16 to {WIDEST_FFN}"
+    if machine.capability is not None and machine.capability < (8, 0) and D > 64:
+        return f"d_model {D}, one kernel holds 64 in the 64 KiB of shared memory of compute capability 7.5"
+    if case.head_width < 8:
+        return f"head width {case.head_width}, one kernel needs 8"
+    if not case.causal and S > 128:
+        return f"{S} positions without a causal mask, one kernel then holds 128"
+    if S > 4_096:
+        return f"{S:,} positions: past 4,096 attention is all that counts and a fused kernel does it better"
+    return None
+
+
+def _is_power(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+Turn = Literal["only", "first", "second"]
+
+
+def turns_of(recipe: Recipe) -> tuple[Turn, ...]:
+    """Launches of one call: one, or under held-small a second for the rows in which the first found small tokens."""
+    return ("first", "second") if recipe.held == "held-small" else ("only",)
+
+
+def in_three(recipe: Recipe, turn: Turn) -> tuple[bool, bool]:
+    """Whether this launch multiplies in tf32x3: (its GEMMs, its attention)."""
+    whole = recipe.precision == "tf32x3" or turn == "second"
+    return whole or recipe.held == "held-all", whole
+
+
+def cut_of(
+    case: Case, recipe: Recipe, batch_size: int, seq_len: int, capability: tuple[int, int], turn: Turn = "only"
+) -> Cut:
+    """The cut for some rows; the numbers are medians on an H200 (evidence: scripts/probe_cuts.py)."""
+    D, F, K = case.d_model, case.ffn_dim, case.head_width
+    keys = max(16, 1 << (seq_len - 1).bit_length())
+    columns = min(F, 64)
+    if not case.causal:  # a tile must be the whole row: later tiles may not be waited for
+        return Cut("loop", keys, min(keys, 64), columns, 8 if keys == 128 else 4, 1)
+    # Weights of 128 x 128 in float32 take 64 KiB of shared memory: one stage, and narrow tiles where that is scarce.
+    gemms_in_three, _ = in_three(recipe, turn)
+    wide = D > 64 and (gemms_in_three or not recipe.is_half)
+    if capability != (9, 0):
+        rows = min(32 if wide else 64, keys)
+        return Cut("loop", rows, rows, min(columns, rows), 4, 1)
+    if wide:
+        return Cut("loop", min(64, keys), min(64, keys), columns, 4, 1)
+    half = recipe.is_half and not gemms_in_three
+    sixteens = batch_size * -(-seq_len // 16)
+    if half and keys <= 128 and sixteens <= 132 and D == F == 128 and K >= 16:
+        # Few rows: tiles of 16 positions use every multiprocessor. Case 2: 0.042 ms, tiles of 64 take 0.098.
+        return Cut("heads", 16, keys, columns, 8, 1)
+    rows = min(64, keys)
+    tiles = batch_size * -(-seq_len // rows)
+    if keys <= 128 and K < 128 and tiles <= 264:
+        # 0.057 ms on case 1, 0.068 with two stages; two leave room for two tiles a multiprocessor (case 5).
+        return Cut("single", rows, keys, columns, 4, 2 if tiles > 132 and half else 3)
+    return Cut("loop", rows, min(rows, 64), columns, 4, 2 if K == 128 else 3)
+
+
+def constants_of(
+    case: Case,
+    recipe: Recipe,
+    cut: Cut,
+    seq_len: int,
+    turn: Turn = "only",
+    *,
+    masked: bool,
+    on_card: bool,
+    first_tiles: int | None = None,
+) -> dict[str, Any]:
+    """`stack_kernel`'s compile-time arguments, in its order; `first_tiles` are those of the launch before a second."""
+    K, tiles = case.head_width, -(-seq_len // cut.M)
+    first_tiles = first_tiles or tiles
+    three = any(in_three(recipe, turn))
+    return {
+        "L": case.layers,
+        "D": case.d_model,
+        "F": case.ffn_dim,
+        "H": case.heads,
+        "K": K,
+        "P": max(16, K),
+        "GROUP": 16 // K if cut.attend == "single" and K < 16 else 1,
+        "M": cut.M,
+        "N": cut.N,
+        "FC": cut.columns,
+        "TILES": tiles,
+        "TILES_UP": 1 << (tiles - 1).bit_length(),
+        "ATTEND": cut.attend,
+        "CAUSAL": case.causal,
+        "MASKED": masked,
+        "DOT": "tf32x3" if three else "tf32",  # of float32 operands; half precision has one way only
+        "STAGES": cut.stages,
+        "EPS": NORM_EPS,
+        "SMALL": SMALL,
+        "TURN": turn,
+        "FIRST_TILES": first_tiles,
+        "FIRST_TILES_UP": 1 << (first_tiles - 1).bit_length(),
+        "FAST": on_card,
+    }

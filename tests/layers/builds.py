@@ -1,0 +1,92 @@
+"""Every Triton kernel of the project as it is compiled ahead of time: a table to add to."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from frontier.case import Case
+from frontier.layers import ffn_triton, join_triton, scores_triton, short_triton, stack_triton
+from frontier.layers.stack_cut import Turn, constants_of, cut_of, in_three
+from frontier.recipe import REFERENCE, parse_recipe
+
+Capability = tuple[int, int]
+
+# Shared memory that one program may take, bytes, by compute capability: CUDA C++ Programming Guide, table of
+# technical specifications.
+SHARED_BYTES: dict[Capability, int] = {
+    (7, 5): 64 << 10, (8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10, (9, 0): 227 << 10, (12, 0): 99 << 10,
+}  # fmt: skip
+
+
+class Build(NamedTuple):
+    """A kernel, the types of its arguments, and the constants and options of one shape."""
+
+    kernel: Any
+    arguments: dict[str, str]
+    sizes: dict[str, Any]
+
+
+def half(capability: Capability) -> str:
+    return "fp16" if capability < (8, 0) else "bf16"
+
+
+def join(capability: Capability) -> Iterator[tuple[str, Build]]:
+    for width, dtype, last in ((128, "fp16", False), (1024, half(capability), False), (128, "fp32", True)):
+        pointers = {"x_ptr": "*fp32", "added_ptr": f"*{dtype}", "gain_ptr": "*fp32", "bias_ptr": "*fp32"}
+        numbers = {name: "i32" for name in ("T", "x_stride", "added_stride", "h_stride")}
+        sizes = {"D": width, "EPS": 1e-5, "ADDS": True, "KEEPS": not last, **join_triton.tile(width)}
+        arguments = {**pointers, "h_ptr": f"*{dtype}", **numbers}
+        yield f"width {width} {dtype}", Build(join_triton.join_kernel, arguments, sizes)
+
+
+def ffn(capability: Capability) -> Iterator[tuple[str, Build]]:
+    for tokens, width, dtype in ((8192, 1024, "fp16"), (8192, 32, half(capability))):
+        pointers = {name: f"*{dtype}" for name in ("h_ptr", "w_ptr", "bias_ptr", "out_ptr")}
+        sizes = {"D": width, **ffn_triton.tile(tokens, width, width, capability)}
+        arguments = {**pointers, "T": "i32", "F": "i32", "h_stride": "i32"}
+        yield f"width {width} {dtype}", Build(ffn_triton.gelu_linear_kernel, arguments, sizes)
+
+
+def short(capability: Capability) -> Iterator[tuple[str, Build]]:
+    """Head widths at the ends of every kind of tile; TF32 with the widest, which takes most shared memory."""
+    shapes = [(8, 128, "fp16"), (32, 1024, half(capability)), (128, 128, "fp16"), (256, 128, "fp16")]
+    for width, positions, dtype in [*shapes, *([(256, 128, "fp32")] if capability >= (8, 0) else [])]:
+        arguments = {name: f"*{dtype}" for name in ("q_ptr", "k_ptr", "v_ptr", "out_ptr")}
+        arguments |= {name: "i32" for name in ("stride_B", "stride_S", "stride_H", "S", "H")} | {"scale": "fp32"}
+        sizes = {"K": width, "CAUSAL": True, "PRECISION": "tf32" if dtype == "fp32" else "ieee"}
+        sizes |= short_triton.tile(width, positions, 4 if dtype == "fp32" else 2, capability)
+        yield f"head width {width} {dtype}", Build(short_triton.short_kernel, arguments, sizes)
+
+
+def scores(capability: Capability) -> Iterator[tuple[str, Build]]:
+    for positions, dtype in ((128, "fp16"), (4096, half(capability))):
+        arguments = {"scores_ptr": f"*{dtype}", "rows": "i32", "S": "i32", "scale": "fp32"}
+        sizes = {"CAUSAL": True, **scores_triton.tile(positions)}
+        yield f"{positions} keys {dtype}", Build(scores_triton.softmax_kernel, arguments, sizes)
+
+
+def stack(capability: Capability) -> Iterator[tuple[str, Build]]:
+    """Each way to attend that a card's cuts take, and each precision; few, since one takes seconds to compile."""
+    shapes: list[tuple[str, str, Turn]] = [
+        ("7", "fp16/held-all", "only"),
+        ("5", "fp16", "only"),
+        ("5", "fp16/held-small", "second"),
+    ]
+    if capability < (8, 0):
+        shapes = [("7", "fp16", "only")]
+    if capability == (9, 0):
+        shapes += [("2", "fp16/held-small", "first"), ("13", "fp16", "only"), ("7", "tf32x3", "only")]
+    for name, words, turn in shapes:
+        case, recipe = Case.load(name), parse_recipe(f"{words}/stack", REFERENCE)
+        cut = cut_of(case, recipe, case.batch_size, case.seq_len, capability, turn)
+        weights, scratch = ("fp32" if three else "fp16" for three in in_three(recipe, turn))
+        arguments = {"x_ptr": "*fp32", "out_ptr": "*fp32", "valid_ptr": "*i1", "weights_ptr": f"*{weights}"}
+        arguments |= {"vectors_ptr": "*fp32", "qkv_ptr": f"*{scratch}", "published_ptr": "*i32", "small_ptr": "*i32"}
+        arguments |= {"call": "i32", "S": "i32", "qkv_layer_stride": "i64"}
+        sizes = constants_of(case, recipe, cut, case.seq_len, turn, masked=name != "13", on_card=True)
+        sizes |= {"num_warps": cut.warps, "num_stages": cut.stages}
+        yield f"case {name} {words} {turn}", Build(stack_triton.stack_kernel, arguments, sizes)
+
+
+BUILDS: dict[str, Callable[[Capability], Iterator[tuple[str, Build]]]] = {
+    "join": join, "ffn": ffn, "short": short, "scores": scores, "stack": stack,
+}  # fmt: skip

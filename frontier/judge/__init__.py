@@ -1,1 +1,1 @@
-"""Comparing numbers under the contract's rule."""
+"""Judging numbers: the contract's rule, the dense reference, inputs that try it, the odds, promotion."""

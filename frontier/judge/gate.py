@@ -4,10 +4,10 @@ Takes    rows of output and of reference, and the rule.
 Gives    a `Verdict` that names the worst place.
 Knows nothing of where either came from.
 
-Letters  S positions, D width.
+Letters  B rows, S positions, D width, N tokens (B x S).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -61,34 +61,45 @@ def compare(got_SD: Tensor, wanted_SD: Tensor, atol: float, rtol: float, row: in
 
     Source   configs/CONTRACT.md, section 3. A number that is not finite counts as a budget of infinity.
     """
-    assert got_SD.shape == wanted_SD.shape, (got_SD.shape, wanted_SD.shape)
-    width = wanted_SD.shape[-1]
+    return compare_rows(got_SD[None], wanted_SD[None], atol, rtol, first_row=row)
+
+
+def compare_rows(got_BSD: Tensor, wanted_BSD: Tensor, atol: float, rtol: float, first_row: int = 0) -> Verdict:
+    """Judge whole rows as `compare` does, in float64 where the reference lies; one small copy to the host a block."""
+    assert got_BSD.shape == wanted_BSD.shape, (got_BSD.shape, wanted_BSD.shape)
+    _, positions, width = wanted_BSD.shape
+    got_ND, wanted_ND = got_BSD.reshape(-1, width), wanted_BSD.reshape(-1, width)
     total = Verdict()
     step = max(1, BLOCK_ELEMENTS // width)
-    for start in range(0, len(wanted_SD), step):
-        wanted = wanted_SD[start : start + step].double()
-        got = got_SD[start : start + step].to(wanted.device).double()
-        total += _compare_block(got, wanted, atol, rtol, row, start, width)
+    for start in range(0, len(wanted_ND), step):
+        wanted = wanted_ND[start : start + step].double()
+        got = got_ND[start : start + step].to(wanted.device).double()
+        block, worst = _compare_block(got, wanted, atol, rtol)
+        row, position = divmod(start + worst // width, positions)
+        total += replace(block, row=first_row + row, position=position, channel=worst % width)
     return total
 
 
-def _compare_block(got: Tensor, wanted: Tensor, atol: float, rtol: float, row: int, start: int, width: int) -> Verdict:
-    error = (got - wanted).abs()
-    finite = torch.isfinite(got) & torch.isfinite(wanted)
-    # A reference of 0 makes the relative budget x / 0: infinite, or NaN for an exact hit, which is no error.
-    budget = torch.minimum(error / atol, (error / (rtol * wanted.abs())).nan_to_num(nan=0.0, posinf=torch.inf))
-    budget = torch.where(finite, budget, torch.inf)
-    passes = finite & ((error < atol) | (error < rtol * wanted.abs()))
-    worst = int(budget.argmax())
-    return Verdict(
+def _compare_block(got_ND: Tensor, wanted_ND: Tensor, atol: float, rtol: float) -> tuple[Verdict, int]:
+    """The verdict, which names no place yet, and the place of the worst element."""
+    # Under either bound is under the larger one; a NaN or infinity of either side makes the error NaN or infinite.
+    bound = (rtol * wanted_ND.abs()).clamp_(min=atol)
+    error = (got_ND - wanted_ND).abs_()
+    finite = torch.isfinite(error)
+    failing = (~(error < bound)).sum()
+    error = torch.where(finite, error, torch.inf)
+    largest_error, budget = error.max(), torch.where(finite, error / bound, torch.inf)
+    worst = budget.argmax()
+    spot = (budget.take(worst), largest_error, got_ND.take(worst), wanted_ND.take(worst))  # indexing would wait
+    counts = (failing, (~finite).sum(), worst)
+    numbers = torch.stack([number.double() for number in (*counts, *spot)]).tolist()  # exact: below 2^53
+    verdict = Verdict(
         elements=budget.numel(),
-        failing=int((~passes).sum()),
-        nonfinite=int((~finite).sum()),
-        budget=float(budget.flatten()[worst]),
-        largest_error=float(torch.where(finite, error, torch.inf).max()),
-        row=row,
-        position=start + worst // width,
-        channel=worst % width,
-        got=float(got.flatten()[worst]),
-        wanted=float(wanted.flatten()[worst]),
+        failing=int(numbers[0]),
+        nonfinite=int(numbers[1]),
+        budget=numbers[3],
+        largest_error=numbers[4],
+        got=numbers[5],
+        wanted=numbers[6],
     )
+    return verdict, int(numbers[2])

@@ -9,9 +9,10 @@ import dataclasses
 import hashlib
 import json
 import platform
+import re
 import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -27,9 +28,12 @@ EVIDENCE = PACKAGE.parent / "configs" / "evidence"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One measured run. `None` means not measured; a refused run says why and has no times.
+    """One measured run, or one tuned recipe. `None` means not measured; what was refused says why and has no times.
 
     Units    seconds and bytes; a FLOP is a multiply or an add, causal attention counts what is visible.
+    call_ms  of a tuned recipe: p20, p50, p80 and trials of one call on rows that lie on the device; `beside_ms`
+             has the same of other recipes, timed in turn with it; `first_result_s` is from weights on the host to
+             its first output, without a compile cache.
     """
 
     kind: str
@@ -52,6 +56,9 @@ class Record:
     card_s: tuple[float, ...] = ()
     road_s: tuple[float, ...] = ()
     gemm_tflops: float | None = None
+    call_ms: dict[str, float] = field(default_factory=dict)
+    beside_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+    first_result_s: float | None = None
     device_planned_bytes: int | None = None
     device_peak_bytes: int | None = None
     device_allocated_peak_bytes: int | None = None
@@ -109,12 +116,40 @@ def read_records(folder: Path = EVIDENCE) -> Iterator[Record]:
     Raises   DataError naming file and line.
     """
     for path in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-            if line.strip():
-                try:
-                    yield Record.from_json(line)
-                except DataError as reason:
-                    raise DataError(f"{path.name}:{number}: {reason}", hint=reason.hint) from None
+        yield from _records_of(path)
+
+
+def _records_of(path: Path) -> Iterator[Record]:
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if line.strip():
+            try:
+                yield Record.from_json(line)
+            except DataError as reason:
+                raise DataError(f"{path.name}:{number}: {reason}", hint=reason.hint) from None
+
+
+def evidence_path(machine_name: str, folder: Path = EVIDENCE) -> Path:
+    """Where a machine's evidence lies: its name in small letters and dashes."""
+    return folder / f"{re.sub(r'[^a-z0-9]+', '-', machine_name.lower()).strip('-')}.jsonl"
+
+
+class EvidenceFile:
+    """Records in one .jsonl file, safe on disk one by one: work that is cut short loses nothing.
+
+    Raises   DataError naming file and line if it holds what is no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records = list(_records_of(path)) if path.is_file() else []
+
+    def put(self, record: Record, instead_of: Callable[[Record], bool]) -> None:
+        """Add a record at the end, and drop the ones it stands instead of."""
+        self.records = [*(known for known in self.records if not instead_of(known)), record]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(f"{self.path.name}.partial")
+        partial.write_text("".join(f"{known.to_json()}\n" for known in self.records))
+        partial.replace(self.path)
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from frontier.estimate import Estimate
 from frontier.machine import Machine
 from frontier.planner import PLACES, Place, Plan, budgets, host_total_bytes
 from frontier.record import Record
+from frontier.tuned import budget_of, call_ms
 from frontier.units import show_bytes, show_flops, show_seconds
 
 _PLACE_TITLES = {"card": "on the card", "pinned": "pinned on the host", "host": "host memory", "disk": "disk"}
@@ -99,6 +100,19 @@ def _kernel_state(word: str, reason: str | None) -> str:
     if reason is not None:
         return f"refused: {reason}"
     return "the reference that canaries are checked by; for short rows" if word == "dense" else "passes its canary"
+
+
+def show_outcome(record: Record) -> str:
+    """One line of a tuned recipe: its outcome, its time beside the others', or why there is none."""
+    head = f"case {record.case['name']}  {record.recipe}  {record.notes['outcome']}"
+    if not record.call_ms:
+        return f"{head}: {record.refused}"
+    beside = ", ".join(f"{name} {times['p50']:.4g}" for name, times in record.beside_ms.items())
+    budget = budget_of(record)
+    gate = f", {record.notes['stage']}ed" if record.notes["stage"] == "screen" else ", whole stress program"
+    error = "" if budget is None else f"; {budget:.3g} of the error budget{gate}"
+    first = f"; first result after {show_seconds(record.first_result_s or 0.0)}"
+    return f"{head}: {call_ms(record):.4g} ms (beside {beside or 'nothing'}){error}{first}"
 
 
 def show_record(record: Record) -> str:

@@ -6,16 +6,15 @@ Knows nothing of how runs are made.
 """
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from frontier.record import EVIDENCE, Record, read_records
-from frontier.units import GIB
+from frontier.report import calls
+from frontier.report.tables import Column, gib, with_columns
 
 ROOT = EVIDENCE.parent.parent
 BEGIN, END = "<!-- results: written by `frontier report` -->", "<!-- end of results -->"
-
-Column = tuple[str, Callable[[Record], str]]
 
 
 def write_report(root: Path = ROOT, *, check: bool = False) -> list[str]:
@@ -45,20 +44,23 @@ def results_text(records: list[Record]) -> str:
     for machine in dict.fromkeys(record.machine for record in records):
         here = [record for record in records if record.machine == machine]
         parts += ["", f"## {machine}", "", _conditions(here)]
-        done = [r for r in here if r.kind == "run" and not r.refused and "superseded" not in r.notes]
+        streamed = [r for r in here if r.kind in ("run", "proxy")]
+        done = [r for r in streamed if r.kind == "run" and not _is_lost(r)]
         for title, kept, columns in (
             ("Runs", done, RUN_COLUMNS),
             ("Memory", done, MEMORY_COLUMNS),
             ("Judged by the referee in float64", [r for r in done if "referee" in r.verdicts], REFEREE_COLUMNS),
             (
                 "Proxy: every element against the dense float32 reference",
-                [r for r in here if r.kind == "proxy" and not r.refused],
+                [r for r in streamed if r.kind == "proxy" and not r.refused],
                 PROXY_COLUMNS,
             ),
-            ("Refused, failed and superseded", [r for r in here if r.refused or "superseded" in r.notes], LOST_COLUMNS),
+            ("Refused, failed and superseded", [r for r in streamed if _is_lost(r)], LOST_COLUMNS),
         ):
             if kept:
-                parts += ["", f"### {title}", "", table(kept, columns)]
+                parts += ["", f"### {title}", "", with_columns(kept, columns)]
+        for section in calls.sections(here):
+            parts += ["", section]
     return "\n".join(parts) + "\n"
 
 
@@ -67,18 +69,12 @@ def readme_text(readme: str, records: Iterable[Record]) -> str:
     head, _, rest = readme.partition(BEGIN)
     _, _, tail = rest.partition(END)
     headline = [r for r in records if r.notes.get("headline") and not r.refused]
-    body = f"{table(headline, README_COLUMNS)}\n\n{_conditions(headline)}" if headline else "No record yet."
+    body = f"{with_columns(headline, README_COLUMNS)}\n\n{_conditions(headline)}" if headline else "No record yet."
     return f"{head}{BEGIN}\n{body}\n{END}{tail}"
 
 
-def table(records: Iterable[Record], columns: tuple[Column, ...]) -> str:
-    rows = [[name for name, _ in columns], ["---"] * len(columns)]
-    rows += [[_escaped(show(record)) for _, show in columns] for record in records]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _is_lost(record: Record) -> bool:
+    return bool(record.refused) or "superseded" in record.notes
 
 
 def _holds(path: Path, text: str) -> bool:
@@ -130,10 +126,6 @@ def _rate(record: Record) -> str:
     return f"{record.tflops:.1f}{share}" if record.tflops else ""
 
 
-def _gib(num_bytes: int | None) -> str:
-    return "" if num_bytes is None else f"{num_bytes / GIB:.2f}"
-
-
 def _share(peak: int | None, planned: int | None) -> str:
     return f"{peak / planned:.1%}" if peak and planned else ""
 
@@ -156,7 +148,7 @@ def _command(record: Record) -> str:
     return f"`{record.command}`"
 
 
-RUN_COLUMNS: tuple[Column, ...] = (
+RUN_COLUMNS: tuple[Column[Record], ...] = (
     ("run", _name),
     ("recipe", lambda r: r.recipe),
     ("input", lambda r: r.input),
@@ -171,19 +163,19 @@ RUN_COLUMNS: tuple[Column, ...] = (
     ("whole command s", _wall_s),
     ("command", _command),
 )
-MEMORY_COLUMNS: tuple[Column, ...] = (
+MEMORY_COLUMNS: tuple[Column[Record], ...] = (
     ("run", _name),
     ("recipe", lambda r: r.recipe),
     ("device budget", _budget_of),
-    ("device planned GiB", lambda r: _gib(r.device_planned_bytes)),
-    ("device peak GiB, reserved", lambda r: _gib(r.device_peak_bytes)),
+    ("device planned GiB", lambda r: gib(r.device_planned_bytes)),
+    ("device peak GiB, reserved", lambda r: gib(r.device_peak_bytes)),
     ("of planned", lambda r: _share(r.device_peak_bytes, r.device_planned_bytes)),
-    ("device peak GiB, allocated", lambda r: _gib(r.device_allocated_peak_bytes)),
-    ("host planned GiB", lambda r: _gib(r.host_planned_bytes)),
-    ("host peak GiB, RSS", lambda r: _gib(r.host_peak_bytes)),
+    ("device peak GiB, allocated", lambda r: gib(r.device_allocated_peak_bytes)),
+    ("host planned GiB", lambda r: gib(r.host_planned_bytes)),
+    ("host peak GiB, RSS", lambda r: gib(r.host_peak_bytes)),
     ("of planned", lambda r: _share(r.host_peak_bytes, r.host_planned_bytes)),
 )
-REFEREE_COLUMNS: tuple[Column, ...] = (
+REFEREE_COLUMNS: tuple[Column[Record], ...] = (
     ("run", _name),
     ("recipe", lambda r: r.recipe),
     ("verdict", lambda r: _referee(r, "verdict")),
@@ -195,7 +187,7 @@ REFEREE_COLUMNS: tuple[Column, ...] = (
     ("referee s", lambda r: _referee(r, "seconds")),
     ("threads", lambda r: _referee(r, "threads")),
 )
-PROXY_COLUMNS: tuple[Column, ...] = (
+PROXY_COLUMNS: tuple[Column[Record], ...] = (
     ("case", lambda r: str(r.case["name"])),
     ("seed", lambda r: str(r.case["seed"])),
     ("recipe", lambda r: r.recipe),
@@ -205,22 +197,22 @@ PROXY_COLUMNS: tuple[Column, ...] = (
     ("largest budget fraction", lambda r: f"{r.verdicts['proxy']['budget']:.3f}"),
     ("command", _command),
 )
-LOST_COLUMNS: tuple[Column, ...] = (
+LOST_COLUMNS: tuple[Column[Record], ...] = (
     ("run", _name),
     ("recipe", lambda r: r.recipe),
     ("pass s", _times),
     ("why it is here", lambda r: str(r.refused or r.notes.get("superseded"))),
     ("command", _command),
 )
-README_COLUMNS: tuple[Column, ...] = (
+README_COLUMNS: tuple[Column[Record], ...] = (
     ("case 14 on one card", _name),
     ("attention", lambda r: r.recipe.split("/")[-1]),
     ("device budget", _budget_of),
     ("pass s", _times),
     ("pass / card alone", _card_ratio),
     ("TFLOP/s", _rate),
-    ("device peak GiB", lambda r: _gib(r.device_peak_bytes)),
-    ("host peak GiB", lambda r: _gib(r.host_peak_bytes)),
+    ("device peak GiB", lambda r: gib(r.device_peak_bytes)),
+    ("host peak GiB", lambda r: gib(r.host_peak_bytes)),
     ("whole command s", _wall_s),
     ("referee, budget fraction", lambda r: " ".join([_referee(r, "verdict"), _referee(r, "budget")]).strip()),
 )

@@ -43,3 +43,13 @@ def a_record(case: Case, recipe: str, seconds: float | None = 1.0, **facts: Any)
         "verdicts": {"gate": {"verdict": "pass"}},
     }  # fmt: skip
     return Record(**{**given, **facts})
+
+
+def a_tuned(case: Case, recipe: str, ms: float = 1.0, **facts: Any) -> Record:
+    """A tuned record that may be promoted; `budget`, `noise`, `stage`, `outcome`, `beside` and any field may differ."""
+    notes = {"stage": facts.pop("stage", "stress"), "outcome": facts.pop("outcome", "pass"), "trials": 50}
+    notes |= {"noise": facts.pop("noise", 0.02), "promotable": facts.pop("promotable", True)}
+    verdict = {"verdict": notes["outcome"], "budget": facts.pop("budget", 0.4)}
+    beside = {name: {"p50": other} for name, other in facts.pop("beside", {}).items()}
+    given = {"kind": "tune", "call_ms": {"p50": ms}, "beside_ms": beside, "first_result_s": 0.5}
+    return a_record(case, recipe, None, **{**given, "verdicts": {"gate": verdict}, "notes": notes, **facts})

@@ -1,0 +1,72 @@
+"""The recipes that a tuner tries for calls on rows that already lie on a device, and the one others are held against.
+
+Takes    a case, and whether there is a card.
+Gives    recipes, the obvious first; those that lose stay, since a loss is worth knowing.
+Knows nothing of who refuses what: a recipe that cannot serve says so itself.
+"""
+
+from frontier.case import Case
+from frontier.recipe import REFERENCE, Recipe, parse_recipe
+
+# Sensible combinations, not the full product: each differs from one above it in one idea.
+_ON_A_CARD = (
+    # exact arithmetic, and what TF32 alone brings
+    "tf32/separate/dense",
+    "fp32/packed/efficient",
+    "tf32/packed/efficient/graph",
+    # half precision by PyTorch's own kernels, eager: what a single pass can afford
+    "fp16/packed/flash",
+    "fp16/packed/cudnn",
+    # one launch for all of them
+    "fp16/packed/efficient/graph",
+    "fp16/packed/flash/graph",
+    "fp16/packed/cudnn/graph",
+    "fp16/packed/scores/graph",
+    "fp16/packed/short/graph",
+    # join and feed-forward in fewer kernels
+    "fp16/packed/flash/triton-join/graph",
+    "fp16/packed/cudnn/triton-join/graph",
+    "fp16/packed/short/triton-join/graph",
+    "fp16/separate/short/triton-join/graph",
+    "fp16/packed/flash/triton-join/triton-ffn/graph",
+    "fp16/packed/short/triton-join/triton-ffn/graph",
+    # single GEMMs kept higher, where the gate says so
+    "fp16/packed/short/triton-join/held-projections/graph",
+    "fp16/packed/short/triton-join/held-ffn/graph",
+    "fp16/packed/short/triton-join/held-all/graph",
+    # or only for rows whose residual ends small
+    "fp16/packed/cudnn/triton-join/held-small",
+    "fp16/packed/cudnn/triton-join/held-small/graph",
+    "fp16/packed/short/triton-join/held-small/graph",
+    # bf16 has the range of float32 and an eighth of fp16's precision
+    "bf16/packed/short/triton-join/graph",
+    # a compiler's fusion
+    "fp16/packed/flash/compile",
+    "fp16/packed/flash/compile-reduce-overhead",
+    "fp16/packed/cudnn/compile-max-autotune",
+    # the whole stack as one kernel
+    "bf16/stack",
+    "tf32/stack",
+    "tf32x3/stack",
+    "fp16/stack",
+    "fp16/stack/held-all",
+    "fp16/stack/held-small",
+)
+_ON_A_CPU = ("fp32/packed/dense", "fp32/separate/flash", "fp32/packed/flash", "fp32/packed/flash/compile")
+
+
+def yardstick(has_card: bool) -> Recipe | None:
+    """What all are timed beside: fp16 layers with SDPA under `torch.compile`'s best mode. None without a card.
+
+    A firmer measure than the script's own baseline, which waits for launches and so for the host.
+    """
+    return parse_recipe("fp16/packed/flash/compile-max-autotune", REFERENCE) if has_card else None
+
+
+def candidates(case: Case, has_card: bool) -> tuple[Recipe, ...]:
+    """Recipes to try for a case, each once: the yardstick first, then from the plain to the bold."""
+    texts: tuple[str, ...] = _ON_A_CARD if has_card else _ON_A_CPU
+    if case.seq_len > 8_192:  # scores of one head alone would fill a card
+        texts = tuple(text for text in texts if "/scores" not in text)
+    known = (yardstick(has_card), REFERENCE, *(parse_recipe(text, REFERENCE) for text in texts))
+    return tuple(dict.fromkeys(recipe for recipe in known if recipe is not None))

@@ -1,0 +1,238 @@
+"""Runs the public benchmark script over cases, a fresh process each, and keeps what it said.
+
+Takes    the script's path, cases, options for the script, perhaps a file to take the drop-in from.
+Gives    a record a case: the script's own verdict, times and speedup, or the reason why there are none.
+Knows nothing of the drop-in's inside; nothing of the script but its options and the lines that it prints.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from frontier.case import Case, shipped_names
+from frontier.errors import CaseError, DataError
+from frontier.machine import Machine
+from frontier.record import PACKAGE, Record, commit, source_sha256, versions
+from frontier.timelock import timing_window
+
+LAUNCHER = PACKAGE / "adaptors" / "launch.py"
+
+# The script's option, and its configuration's name, for each of a case's sizes.
+SIZES = {
+    "batch_size": ("--batch-size", "batch_size"),
+    "seq_len": ("--seq-len", "seq_len"),
+    "d_model": ("--d-model", "d_model"),
+    "heads": ("--heads", "num_heads"),
+    "ffn_dim": ("--ffn-dim", "ffn_dim"),
+    "layers": ("--layers", "num_layers"),
+}
+
+_NUMBER = r"([-+.\w]+)"
+_SUMMARY = re.compile(rf"^summary: (PASS|FAIL) \| max_abs={_NUMBER} \| max_rel={_NUMBER} \| failed=(\d+)/(\d+)", re.M)
+_TRIAL = re.compile(rf"^trial +(\d+)/\d+: (PASS|FAIL) \| max_abs={_NUMBER}", re.M)
+_TIMES = re.compile(
+    rf"^(baseline|optimized) *: median={_NUMBER} ms \| mean={_NUMBER} ms \| p90={_NUMBER} ms \| min={_NUMBER} ms", re.M
+)
+_SPEEDUP = re.compile(rf"^speedup *: {_NUMBER}x", re.M)
+_CONFIG = re.compile(r"^TransformerConfig\((.*)\)$", re.M)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grader:
+    """One script with one set of options, ready for any case.
+
+    Raises   DataError if the script or the file with the drop-in is none.
+    """
+
+    script: Path
+    options: tuple[str, ...] = ()
+    drop_in: Path | None = None
+    timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for path, use in ((self.script, "--script"), (self.drop_in, "--drop-in")):
+            if path is not None and not path.is_file():
+                raise DataError(f"no file `{path}`", hint=f"give {use} a Python file")
+
+    def records(self, cases: Sequence[Case], commit_name: str | None = None) -> Iterator[Record]:
+        """Grade each case; nobody else may time or compute on the device meanwhile.
+
+        `commit_name` is what the records name where the checkout has no history.
+
+        Raises   InUse if somebody does.
+        """
+        machine = Machine.detect(_device(self.options))
+        facts = {
+            "machine": machine.name,
+            "versions": versions() | ({"driver": machine.driver} if machine.driver else {}),
+            "commit": commit_name or commit(),
+            "source_sha256": source_sha256(),
+        }
+        with timing_window(machine):
+            for case in cases:
+                yield self._grade(case, facts)
+
+    def _grade(self, case: Case, facts: dict[str, Any]) -> Record:
+        options = [word for key, (flag, _) in SIZES.items() for word in (flag, str(getattr(case, key)))]
+        options += ["--causal"] if case.causal else []
+        options += ["--seed", str(case.seed), *self.options]
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        with tempfile.TemporaryDirectory() as folder:
+            facts_path = Path(folder) / "facts.json"
+            drop_in = ["--drop-in", str(self.drop_in)] if self.drop_in else []
+            launch = [sys.executable, str(LAUNCHER), *drop_in, "--facts", str(facts_path)]
+            code, said, talk = _run([*launch, str(self.script), *options], self.timeout_s)
+            ran: dict[str, Any] = json.loads(facts_path.read_text()) if facts_path.is_file() else {}
+        found = parse(said)
+        reason = why_not_passed(case, found, code, said, talk)
+        summary = found.pop("summary", None)
+        found.pop("config", None)
+        return Record(
+            kind="grade",
+            **facts,
+            case=case.as_dict(),
+            recipe=ran.get("ran_last") or "none",
+            command=shlex.join(["python", self.script.name, *options]),
+            started=started,
+            input="the script's",
+            flops=case.flops,
+            device_allocated_peak_bytes=ran.get("peak_bytes"),
+            verdicts={"script": {"verdict": "fail" if reason else "pass", **(summary or {})}},
+            refused=reason if summary is None else None,
+            notes={
+                **found,
+                "options": shlex.join(self.options),
+                "exit_code": code,
+                "script_sha256": hashlib.sha256(self.script.read_bytes()).hexdigest()[:16],
+                "drop_in": self.drop_in.name if self.drop_in else None,
+                "runs": ran.get("runs", {}),
+                "reason": reason,
+            },
+        )
+
+
+def cases_of(text: str) -> list[Case]:
+    """The cases that `1-13`, `2,6` or paths of TOML files name, in that order.
+
+    Raises   CaseError if a part names none.
+    """
+    found = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if dash and first.isdigit() and last.isdigit():
+            names = [str(number) for number in range(int(first), int(last) + 1)]
+            if not names or not set(names) <= set(shipped_names()):
+                raise CaseError(f"no cases `{part}`", hint=f"shipped cases are {', '.join(shipped_names())}")
+            found += [Case.load(name) for name in names]
+        else:
+            found.append(Case.load(part.strip()))
+    return found
+
+
+def sentence(record: Record) -> str:
+    """One line: case, verdict, times and speedup by the script, what ran; or the reason."""
+    verdict, notes = record.verdicts["script"], record.notes
+    if notes["reason"]:
+        return f"case {record.case['name']}: fail, {notes['reason']}"
+    return (
+        f"case {record.case['name']}: pass, largest error {verdict['largest_error']:.2g}; "
+        f"{notes['baseline_ms']['p50']:.4f} -> {notes['optimized_ms']['p50']:.4f} ms, {notes['speedup']:.2f} x; "
+        f"ran {record.recipe}"
+    )
+
+
+def parse(said: str) -> dict[str, Any]:
+    """What the script printed: configuration, summary, trials, times in ms, speedup; what is missing is left out."""
+    found: dict[str, Any] = {}
+    if config := _CONFIG.search(said):
+        found["config"] = dict(part.split("=", 1) for part in config[1].split(", "))
+    if summary := _SUMMARY.search(said):
+        word, largest, relative, failing, elements = summary.groups()
+        found["summary"] = {
+            "said": word, "largest_error": _finite(largest), "largest_relative_error": _finite(relative),
+            "failing": int(failing), "elements": int(elements),
+        }  # fmt: skip
+    if trials := _TRIAL.findall(said):
+        found["trials"] = [{"said": word, "largest_error": _finite(largest)} for _, word, largest in trials]
+    for name, *times in _TIMES.findall(said):
+        found[f"{name}_ms"] = dict(zip(("p50", "mean", "p90", "least"), map(_finite, times), strict=True))
+    if speedup := _SPEEDUP.search(said):
+        found["speedup"] = _finite(speedup[1])
+    return found
+
+
+def why_not_passed(case: Case, found: dict[str, Any], code: int, said: str, talk: str) -> str | None:
+    """The reason why this run does not count as passed, or None."""
+    last = next((line.strip() for text in (talk, said) for line in reversed(text.splitlines()) if line.strip()), "")
+    summary = found.get("summary", {})
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}: {last}"[:300]
+    if summary.get("said") == "FAIL":
+        return f"{summary['failing']} of {summary['elements']} elements fail"
+    if code == _TOO_LONG:
+        return last
+    if code or not summary:
+        return f"exit code {code}: {last}"[:300]
+    ran = found.get("config", {})
+    wanted = {name: str(getattr(case, key)) for key, (_, name) in SIZES.items()} | {"causal": str(case.causal)}
+    other = [f"{name}={ran.get(name)}, not {value}" for name, value in wanted.items() if ran.get(name) != value]
+    if other:
+        return f"the script ran another case: {'; '.join(other)}"
+    if not summary["elements"]:
+        return "the script compared nothing"
+    return None if found.get("speedup") else "the script printed no speedup"
+
+
+_TOO_LONG = 124
+
+
+def _run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command in a process group of its own, which ends with it."""
+    # A script in another's process would inherit allocator and kernels of the case before: 11-18 % on cases 8 and 13
+    # after case 6 (seen by a peer).
+    run = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, talk = run.communicate(timeout=timeout_s)
+        return run.returncode, said, talk
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        said, talk = run.communicate()
+        return _TOO_LONG, said, f"{talk}\nit ran past {timeout_s:g} s and was ended"
+    except BaseException:
+        os.killpg(run.pid, signal.SIGKILL)
+        raise
+
+
+def _device(options: Sequence[str]) -> str:
+    """The device that the script's options name."""
+    found = "auto"
+    for turn, word in enumerate(options):
+        if word == "--device" and turn + 1 < len(options):
+            found = options[turn + 1]
+        elif word.startswith("--device="):
+            found = word.partition("=")[2]
+    return found
+
+
+def _finite(text: str) -> float | None:
+    """The number, or None for one that JSON does not know."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

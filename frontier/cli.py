@@ -16,6 +16,9 @@ from typing import Any
 import click
 
 from frontier import __version__
+from frontier.cli_dropin import export, grade
+from frontier.cli_gate import gate
+from frontier.cli_tune import choose, tune
 from frontier.options import Door, Stop, case_of, case_options, machine_of, machine_options, plan_options
 
 
@@ -207,6 +210,10 @@ def report(check: bool) -> None:
         click.echo(f"{path} {'is out of date' if check else 'written'}")
     if check and changed:
         raise SystemExit(1)
+
+
+for command in (gate, tune, choose, grade, export):
+    cli.add_command(command)
 
 
 def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:

@@ -11,7 +11,20 @@ from commandline import assert_refused, flags, frontier
 
 from frontier.cli import cli
 
-COMMANDS = ("cases", "machine", "plan", "run", "referee", "proxy", "report")
+COMMANDS = (
+    "cases",
+    "machine",
+    "plan",
+    "run",
+    "referee",
+    "proxy",
+    "report",
+    "gate",
+    "tune",
+    "choose",
+    "grade",
+    "export",
+)
 SHAPE = "--batch-size --seq-len --d-model --heads --ffn-dim --layers --causal --no-causal --seed --input-scale"
 BUDGETS = "--device --device-budget --pinned-budget --host-budget"
 PLANS = "--recipe --ring-depth --resident --on-the-fly --output --watch"
@@ -23,6 +36,11 @@ FLAGS = {
     "--quiet --poison --allow-nonfinite",
     "proxy": f"--case {SHAPE} {BUDGETS} --seeds --json --quiet",
     "report": "--check",
+    "gate": f"--case {SHAPE} {BUDGETS} --recipe --trials --seeds --input-scales --padding --json --quiet",
+    "tune": f"--case {BUDGETS} --recipes --without --rounds --trials --seeds --finalists --output --again --json",
+    "choose": f"--case {BUDGETS} --machine --passes --json",
+    "grade": "--script --cases --output",
+    "export": "--output --overwrite",
 }
 TOML = """
 name = "mine"

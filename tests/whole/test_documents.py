@@ -24,6 +24,13 @@ FLAGS = {
     "ceilings run-dir overwrite trace poison allow-nonfinite json quiet",
     "proxy": "case batch-size seq-len d-model heads ffn-dim layers causal seed input-scale device device-budget "
     "pinned-budget host-budget recipe seeds json quiet",
+    "gate": "case batch-size seq-len d-model heads ffn-dim layers causal seed input-scale device device-budget "
+    "pinned-budget host-budget recipe trials seeds input-scales padding adversarial json quiet",
+    "tune": "case device device-budget pinned-budget host-budget recipes without rounds trials seeds finalists "
+    "yardstick output again warm-caches commit json",
+    "choose": "case device device-budget pinned-budget host-budget machine passes json",
+    "grade": "script cases drop-in output timeout commit",
+    "export": "output overwrite",
     "referee": "",
     "report": "check",
 }

@@ -1,6 +1,7 @@
 """`frontier proxy`: the streaming path judged on every element, and the judge shown a fault."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -42,14 +43,14 @@ def test_a_wrong_softmax_scale_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_wrong_element_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_norm = block.final_norm
+    true_layers = block.run_layers
 
-    def spoilt(x_BSD: Tensor, norm: block.Norm) -> None:
-        true_norm(x_BSD, norm)
+    def spoilt(x_BSD: Tensor, *rest: Any) -> None:
+        true_layers(x_BSD, *rest)
         if len(x_BSD) == 2:  # the stream's slices; the reference goes row by row
             x_BSD[1, 149, 63] += 0.05
 
-    monkeypatch.setattr(block, "final_norm", spoilt)
+    monkeypatch.setattr(block, "run_layers", spoilt)
     done = frontier(*TINY, "--seeds", "1")
     assert done.exit_code == 1
     assert "2 of 48,000 elements fail" in done.stdout and "position 149, channel 63" in done.stdout

@@ -31,8 +31,8 @@ class Recipe:
     attention    the kernel: materialised scores, or a fused kernel by name
     join         residual add, LayerNorm and cast: PyTorch's, or one Triton kernel
     ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
-    held         GEMMs that stay in float32 where `precision` is lower: some, all, or all of those rows alone whose
-                 residual is small at the end, so that the last norm would magnify the rounding
+    held         GEMMs that stay in float32 where `precision` is lower: some, all, or all of those rows alone that
+                 have a small token, whose rounding the last norm would magnify
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part, or the whole stack as one kernel; that kernel fixes every part but precision
                  and held

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frontier.case import Case
 from frontier.layers.attention import ATTENTION
-from frontier.layers.costs import SMALL, TILE_TOKENS, rows_at_once
+from frontier.layers.costs import TILE_TOKENS, rows_at_once
 from frontier.layers.ffn import FFN, linear
 from frontier.layers.join import JOIN
 from frontier.layers.launch import Run, eager
@@ -61,19 +61,10 @@ def forward(
             out_SD[kept_V] = x_1VD[0]
 
 
-def run_stack(x_BSD: Tensor, stack: Stack, case: Case, recipe: Recipe, marks_small: bool = False) -> None:
-    """The whole stack in place, under the recipe's switches of precision.
-
-    `marks_small`   a row with a token whose residual varies by less than `SMALL` gets a NaN as its first number.
-    """
+def run_stack(x_BSD: Tensor, stack: Stack, case: Case, recipe: Recipe) -> None:
+    """The whole stack in place, under the recipe's switches of precision."""
     with matmul_precision(recipe):
-        if not marks_small:
-            run_layers(x_BSD, stack.layers, stack.final_norm, case, recipe)
-            return
-        run_layers(x_BSD, stack.layers, None, case, recipe)
-        small_B = (x_BSD.var(-1, correction=0) < SMALL**2).any(1)
-        run_layers(x_BSD, (), stack.final_norm, case, recipe)
-        x_BSD[:, 0, 0].masked_fill_(small_B, torch.nan)
+        run_layers(x_BSD, stack.layers, stack.final_norm, case, recipe)
 
 
 def run_layers(x_BSD: Tensor, layers: tuple[Layer, ...], last: Norm | None, case: Case, recipe: Recipe) -> None:

@@ -39,9 +39,10 @@ MOST_GRAPHS = 4
 # q, k and v of all layers that one launch of the one kernel may hold; a larger batch takes several launches.
 STACK_SCRATCH_BYTES = 2 << 30
 
-# A token whose residual varies by less, as a standard deviation, is done again under held-small: its error in fp16
-# is 0.6 of the budget at 1.05, which is usual for normal rows, and grows as the inverse.
-SMALL = 0.75
+# A row with an input token that varies by less, as a standard deviation over its channels, is done again under
+# held-small: fp16 spends 0.6 of the budget on cases 1 and 9 at a deviation of 1, 0.7 at 0.7 and 1.1 at 0.4, since
+# the last norm magnifies what rounding did. Of normal rows 128 wide no token in 10^7 is so small.
+SMALL = 0.65
 
 
 def is_held(recipe: Recipe, gemms: Literal["projections", "ffn"]) -> bool:

@@ -19,6 +19,7 @@ from frontier.layers import stack_cut
 from frontier.layers.attention import ATTENTION
 from frontier.layers.block import forward, matmul_precision, run_layers, run_stack
 from frontier.layers.cards import on_device
+from frontier.layers.costs import SMALL
 from frontier.layers.ffn import FFN
 from frontier.layers.join import JOIN
 from frontier.layers.launch import LAUNCH
@@ -86,14 +87,14 @@ def make_program(state: State, case: Case, recipe: Recipe, device: torch.device)
     return _by_part(state, case, recipe, device)
 
 
-def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device, marks_small: bool = False) -> Program:
+def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
     packed, launch = pack(state, case, recipe, device), LAUNCH[recipe.launch]
 
     def in_place(x_BSD: Tensor) -> None:
         if launch.traces:
             run_layers(x_BSD, packed.layers, packed.final_norm, case, recipe)
         else:
-            run_stack(x_BSD, packed, case, recipe, marks_small)
+            run_stack(x_BSD, packed, case, recipe)
 
     launched = launch.wrap(in_place, tensors_of(packed))
 
@@ -106,17 +107,29 @@ def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device, mar
 
 
 def _done_again_where_small(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
-    """Rows with a token whose residual ends small are done again with all GEMMs in float32; masked rows at once."""
-    fast = _by_part(state, case, replace(recipe, held="held-none"), device, marks_small=True)
+    """Rows with a small token are done with all GEMMs in float32; rows with invalid tokens too."""
+    fast = _by_part(state, case, replace(recipe, held="held-none"), device)
     held = _by_part(state, case, replace(recipe, held="held-all", launch="eager"), device)
+    on_card = device.type == "cuda"
 
     def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
         if valid_BS is not None and not bool(valid_BS.all()):
             held(x_BSD, out_BSD, valid_BS)
             return
+        with on_device(device):
+            small_B = (x_BSD.var(-1, correction=0) < SMALL**2).any(1)
+            host_B = torch.empty(len(x_BSD), dtype=torch.bool, pin_memory=on_card)
+            host_B.copy_(small_B, non_blocking=on_card)
+            told = torch.cuda.Event() if on_card else None
+            if told is not None:
+                told.record()
         fast(x_BSD, out_BSD)
-        # The only wait of a program for the card, at its end: which rows are marked must be known here.
-        for row in (~out_BSD[:, 0, 0].isfinite()).nonzero().flatten().tolist():
-            held(x_BSD[row : row + 1], out_BSD[row : row + 1])
+        if told is not None:
+            told.synchronize()  # long past by now: it lies before all of the stack in the queue
+        rows_R = host_B.nonzero().flatten().to(device)
+        if len(rows_R):
+            small_RSD = x_BSD[rows_R]
+            held(small_RSD, small_RSD)
+            out_BSD[rows_R] = small_RSD
 
     return program

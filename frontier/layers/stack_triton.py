@@ -67,8 +67,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     qkv       [L if TILES > 1 else 1, B, S, 3D], in the precision of attention's operands
     published [B, TILES, L] counters, which stood at `call x t` when the launch began
     P, GROUP  columns of q that are taken at once, and the heads that share them; what exceeds them is padding
-    small     [B, FIRST_TILES]: whether a tile of the first launch held a token whose residual varies by less than
-              SMALL at the end, so that the last norm magnifies the rounding
+    small     [B, FIRST_TILES]: whether a tile of the first launch held a token that varies by less than SMALL, so
+              that the last norm magnifies the rounding, or one that overflowed
     TURN      "only": small is not looked at; "first": it is written; "second": rows without one are left as they are
     ATTEND    "heads": all heads and keys at once, weights fetched a phase ahead (few tiles, M = 16);
               "single": head by head over all keys; "loop": head by head, N keys at a time, GROUP 1
@@ -107,6 +107,10 @@ def stack_kernel(  # type: ignore[no-untyped-def]
         if ATTEND != "loop":
             seen_N = tl.load(valid_ptr + b * S + at_N, mask=seen_N, other=0) != 0
     x_MD = tl.load(x_ptr + (b * S + place_M)[:, None] * D + columns_D[None, :], mask=live_M[:, None], other=0.0)
+    if TURN == "first":
+        spread_MD = x_MD - tl.sum(x_MD, axis=1)[:, None] * (1.0 / D)
+        is_small_M = live_M & (tl.sum(spread_MD * spread_MD, axis=1) < SMALL * SMALL * D)
+        found = tl.max(is_small_M.to(tl.int32), axis=0)
     row_ptr = qkv_ptr + b * (S * 3 * D)
     if ATTEND == "heads":
         wq_DD = matrix(weights_ptr, D, D)
@@ -287,12 +291,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                 x_MD = tl.dot(gelu(u_MC, FAST).to(gemm), w2_CD, x_MD, input_precision=DOT)
         x_MD += tl.load(v_ptr + 4 * D + columns_D)[None, :]
     if TURN == "first":
-        mean_M = tl.sum(x_MD, axis=1) * (1.0 / D)
-        centred_MD = x_MD - mean_M[:, None]
-        variance_M = tl.sum(centred_MD * centred_MD, axis=1) * (1.0 / D)
-        # Not "less than": a NaN, which half precision may have made, is done again too.
-        is_small_M = live_M & ~(variance_M >= SMALL * SMALL)
-        tl.store(small_ptr + number, tl.max(is_small_M.to(tl.int32), axis=0))
+        is_lost_M = live_M & ~(tl.abs(tl.sum(x_MD, axis=1)) < float("inf"))  # half precision overflowed
+        tl.store(small_ptr + number, tl.maximum(found, tl.max(is_lost_M.to(tl.int32), axis=0)))
     gain_ptr = vectors_ptr + L * LAYER_VECTORS + columns_D
     y_MD = standardised(x_MD, D, EPS) * tl.load(gain_ptr)[None, :] + tl.load(gain_ptr + D)[None, :]
     if MASKED:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from plain import plain
-from stacks import rows_of, run_stack
+from stacks import rows_of, run_stack, small
 
 import frontier.layers.refusals as refusals_module
 from frontier.case import Case
@@ -125,3 +125,23 @@ def test_a_program_gives_the_stacks_bits(make_case: MakeCase, recipe: str) -> No
         program = make_program(seeded_state(case), case, parse_recipe(recipe, REFERENCE), torch.device("cpu"))
         program(x_BSD, got_BSD, mask)
         assert torch.equal(got_BSD, run_stack(case, recipe, x_BSD, mask))
+
+
+def test_rows_with_a_small_token_are_done_with_held_gemms_and_no_others() -> None:
+    """Row 1 has one small token, row 2 invalid ones: both are as under held-all, the others as under plain fp16."""
+    case = small(batch_size=4)
+    x_BSD = rows_of(case) * 3
+    x_BSD[1, 30] *= 0.1
+    words = "fp16/packed/dense"
+    plain_BSD, held_BSD = (run_stack(case, f"{words}{held}", x_BSD) for held in ("", "/held-all"))
+    got_BSD = torch.full_like(x_BSD, torch.nan)
+    program = make_program(
+        seeded_state(case), case, parse_recipe(f"{words}/held-small", REFERENCE), torch.device("cpu")
+    )
+    program(x_BSD, got_BSD)
+    for row in range(4):
+        assert torch.equal(got_BSD[row], (held_BSD if row == 1 else plain_BSD)[row])
+        assert not torch.equal(held_BSD[row], plain_BSD[row])
+    valid_BS = torch.arange(37).expand(4, 37) < 30
+    program(x_BSD, got_BSD, valid_BS)
+    assert torch.equal(got_BSD, run_stack(case, f"{words}/held-all", x_BSD, valid_BS))

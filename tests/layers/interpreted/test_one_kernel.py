@@ -90,28 +90,40 @@ def test_higher_precisions_are_nearer(monkeypatch: pytest.MonkeyPatch, words: st
     assert float((got_BSD - exact_BSD).abs().max()) < most
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0])
 @pytest.mark.parametrize("cut", [HEADS, SINGLE, LOOP], ids=lambda cut: cut.attend)
-def test_small_rows_are_done_again_in_higher_precision_and_no_others(
-    monkeypatch: pytest.MonkeyPatch, cut: Cut, scale: float
+def test_rows_with_a_small_token_are_done_again_in_higher_precision_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, cut: Cut
 ) -> None:
-    """Row 0 is small at the end, row 1 is not: the first is as under tf32x3, the second as plain fp16."""
+    """One late token of row 0 is small: all of that row is as under tf32x3, row 1 as under plain fp16."""
     again = Cut("loop", 32, 16, 32, 4, 1)
-    case, state = sized(layers=3), uneven(sized(layers=3))
-    x_BSD = rows_of(case) * 30
-    x_BSD[0] *= scale / 30
+    case, state = sized(), uneven(sized())
+    x_BSD = rows_of(case) * 3
+    x_BSD[0, 29] *= 0.1
     outputs = {}
     for words in ("fp16/stack", "tf32x3/stack", "fp16/stack/held-small"):
-        held = words.startswith("tf32x3")
-        monkeypatch.setattr(stack_cut, "cut_of", lambda *given, held=held: again if held or "second" in given else cut)
-        monkeypatch.setattr(stack_cut, "SMALL", 2.0)
+        exact = words.startswith("tf32x3")
+        monkeypatch.setattr(
+            stack_cut, "cut_of", lambda *given, exact=exact: again if exact or "second" in given else cut
+        )
         program = make_program(state, case, parse_recipe(words, REFERENCE), CPU)
         for _ in range(2):
             outputs[words] = torch.full_like(x_BSD, torch.nan)
             program(x_BSD, outputs[words])
-    plain_BSD, held_BSD, small_BSD = outputs.values()
-    assert torch.equal(small_BSD[0], held_BSD[0]) and not torch.equal(small_BSD[0], plain_BSD[0])
-    assert torch.equal(small_BSD[1], plain_BSD[1]) and not torch.equal(small_BSD[1], held_BSD[1])
+    plain_BSD, exact_BSD, small_BSD = outputs.values()
+    assert torch.equal(small_BSD[0], exact_BSD[0]) and not torch.equal(small_BSD[0], plain_BSD[0])
+    assert torch.equal(small_BSD[1], plain_BSD[1]) and not torch.equal(small_BSD[1], exact_BSD[1])
+
+
+def test_an_invalid_token_makes_no_row_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_cut, "cut_of", lambda *given: SINGLE)
+    case = sized()
+    valid_BS = torch.arange(32).expand(2, 32) < 20
+    outputs = [torch.empty(2, 32, 32) for _ in range(2)]
+    for words, out_BSD in zip(("fp16/stack", "fp16/stack/held-small"), outputs, strict=True):
+        make_program(seeded_state(case), case, parse_recipe(words, REFERENCE), CPU)(
+            rows_of(case) * 3, out_BSD, valid_BS
+        )
+    assert torch.equal(*outputs)
 
 
 def test_what_overflows_half_precision_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:

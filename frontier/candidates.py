@@ -27,11 +27,13 @@ _ON_A_CARD = (
     "fp16/packed/flash/triton-join/graph",
     "fp16/packed/cudnn/triton-join/graph",
     "fp16/packed/short/triton-join/graph",
-    "fp16/separate/short/triton-join/graph",
-    "fp16/packed/flash/triton-join/triton-ffn/graph",
     "fp16/packed/short/triton-join/triton-ffn/graph",
+    # two kernels a layer: attention, and all between two attentions
+    "fp16/packed/cudnn/graph/tail",
+    "fp16/packed/flash/graph/tail",
+    "fp16/packed/short/held-small/graph/tail",
+    "fp16/packed/cudnn/held-small/graph/tail",
     # single GEMMs kept higher, where the gate says so
-    "fp16/packed/short/triton-join/held-projections/graph",
     "fp16/packed/short/triton-join/held-ffn/graph",
     "fp16/packed/short/triton-join/held-all/graph",
     # or only for rows whose residual ends small
@@ -46,7 +48,6 @@ _ON_A_CARD = (
     "fp16/packed/cudnn/compile-max-autotune",
     # the whole stack as one kernel
     "bf16/stack",
-    "tf32/stack",
     "tf32x3/stack",
     "fp16/stack",
     "fp16/stack/held-all",

@@ -6,7 +6,7 @@ Knows nothing of why one recipe is better than another.
 """
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from frontier.errors import Unsupported
@@ -18,7 +18,7 @@ Join = Literal["torch-join", "triton-join"]
 Ffn = Literal["torch-ffn", "triton-ffn"]
 Held = Literal["held-none", "held-projections", "held-ffn", "held-all", "held-small"]
 Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
-Fusion = Literal["by-part", "stack"]
+Fusion = Literal["by-part", "tail", "stack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class Recipe:
     held         GEMMs that stay in float32 where `precision` is lower: some, all, or all of those rows alone that
                  have a small token, whose rounding the last norm would magnify
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
-    fusion       part by part, or the whole stack as one kernel; that kernel fixes every part but precision
-                 and held
+    fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;
+                 or the whole stack as one kernel, which fixes every part but precision and held
     """
 
     precision: Precision = "fp32"
@@ -48,15 +48,15 @@ class Recipe:
     fusion: Fusion = "by-part"
 
     def __post_init__(self) -> None:
-        rest = replace(self, precision="fp32", fusion="by-part", held="held-none") if self.fusion == "stack" else None
-        if rest is not None and rest != REFERENCE:
-            raise Unsupported("a recipe of one kernel for the whole stack has no other part", hint="use parse_recipe")
+        for part in FIXED[self.fusion]:
+            if getattr(self, part) not in DEFAULTS:
+                raise Unsupported(f"a recipe of fusion {self.fusion} has no {part} to choose", hint="use parse_recipe")
 
     def __str__(self) -> str:
         """Precision, projection and attention always; of the rest, what is not the default."""
         if self.fusion == "stack":
             return f"{self.precision}/stack" + f"/{self.held}" * (self.held != "held-none")
-        rest = [getattr(self, part) for part in ("join", "ffn", "held", "launch")]
+        rest = [getattr(self, part) for part in ("join", "ffn", "held", "launch", "fusion")]
         told = [word for word in rest if word not in DEFAULTS]
         return "/".join([self.precision, self.projection, self.attention, *told])
 
@@ -81,6 +81,13 @@ WORDS: dict[str, tuple[str, ...]] = {
     "fusion": get_args(Fusion),
 }
 DEFAULTS = {words[0] for words in WORDS.values()}
+
+# Parts that a fusion leaves no choice of.
+FIXED: dict[str, tuple[str, ...]] = {
+    "by-part": (),
+    "tail": ("join", "ffn"),
+    "stack": ("projection", "attention", "join", "ffn", "launch"),
+}
 REFERENCE = Recipe()
 
 
@@ -88,10 +95,11 @@ def parse_recipe(text: str, base: Recipe) -> Recipe:
     """The recipe that `text` spells; parts it does not name are `base`'s.
 
     Every word belongs to one part only, so `fa4` alone is `base` with another attention kernel. A text that names
-    precision, projection and attention is whole: what it leaves out is the default. `stack` fixes every part but
-    precision and held; naming another part of a stack base takes it apart again.
+    precision, projection and attention is whole: what it leaves out is the default. Naming a fusion keeps no join,
+    ffn, held or launch of the base's; naming a part that the base's fusion fixes takes it apart again.
 
-    Raises   Unsupported if a word is unknown (with the nearest), a part is named twice, or a part of a stack.
+    Raises   Unsupported if a word is unknown (with the nearest), a part is named twice, or one that its
+             fusion fixes.
     """
     part_of = {word: part for part, words in WORDS.items() for word in words}
     chosen: dict[str, str] = {}
@@ -108,18 +116,15 @@ def parse_recipe(text: str, base: Recipe) -> Recipe:
                 hint="name each part once",
             )
         chosen[part_of[word]] = word
-    others = {part: word for part, word in chosen.items() if part not in ("precision", "held", "fusion")}
-    if chosen.get("fusion") == "stack":
-        if others:
-            raise Unsupported(
-                f"recipe `{text}`: `stack` is one kernel, which has no {' and no '.join(others)} to choose",
-                hint=f"leave out {' and '.join(f'`{word}`' for word in others.values())}",
-            )
-        named = {"precision": chosen.get("precision", base.precision), "held": chosen.get("held", "held-none")}
-        return Recipe(**named, fusion="stack")  # type: ignore[arg-type]  # checked against WORDS
-    if others:
-        chosen.setdefault("fusion", "by-part")
     if {"precision", "projection", "attention"} <= set(chosen):
         base = REFERENCE
-    named = {part: chosen.get(part, getattr(base, part)) for part in WORDS}
-    return Recipe(**named)  # type: ignore[arg-type]  # the words were checked against WORDS above
+    is_taken_apart = "fusion" not in chosen and not set(chosen).isdisjoint(FIXED[base.fusion])
+    fusion = chosen.get("fusion", "by-part" if is_taken_apart else base.fusion)
+    if clash := [part for part in FIXED[fusion] if part in chosen]:
+        raise Unsupported(
+            f"recipe `{text}`: `{fusion}` has no {' and no '.join(clash)} to choose",
+            hint=f"leave out {' and '.join(f'`{chosen[part]}`' for part in clash)}",
+        )
+    reset = {"join", "ffn", "held", "launch"} if "fusion" in chosen else set()
+    kept = {part: getattr(REFERENCE if part in reset | {*FIXED[fusion]} else base, part) for part in WORDS}
+    return Recipe(**kept | chosen | {"fusion": fusion})  # type: ignore[arg-type]  # the words were checked above

@@ -26,28 +26,32 @@ from frontier.spans import cut
 
 
 def forward(
-    x_BSD: Tensor,
-    out_BSD: Tensor,
-    stack: Stack,
-    case: Case,
-    recipe: Recipe,
-    valid_BS: Tensor | None = None,
-    launched: Run | None = None,
+    x_BSD: Tensor, out_BSD: Tensor, stack: Stack, case: Case, recipe: Recipe, valid_BS: Tensor | None = None
 ) -> None:
-    """The whole stack on some rows: reads `x_BSD`, writes `out_BSD`; both float32 on the stack's device.
+    """The whole stack on some rows, eagerly: reads `x_BSD`, writes `out_BSD`; both float32 on the stack's device.
 
     Shapes   S may differ from the case's: the layer knows no positions.
-    Order    a tile's worth of rows goes through all layers before the next, so that it stays in the card's cache.
+    Masks    as `by_rows` has them.
+    """
+    run = eager(lambda rows_BSD: run_stack(rows_BSD, stack, case, recipe))
+    by_rows(x_BSD, out_BSD, run, run, valid_BS)
+
+
+def by_rows(
+    x_BSD: Tensor, out_BSD: Tensor, launched: Run, run: Run, valid_BS: Tensor | None, most_rows: int | None = None
+) -> None:
+    """Rows through `launched`, as many as fit one tile of tokens at a time, or `most_rows`.
+
+    Order    such rows go through all layers before the next, so that they stay in the card's cache.
     Masks    `valid_BS` is bool, None when all tokens are valid. Invalid tokens are left out of the row and
              their outputs are 0: exact, since nothing but attention looks at another token and the order of
              the rest stays. So no mask tensor exists and every kernel keeps its fast path. Rows without all
-             their tokens are of any length: `launched`, which serves a shape at a time, computes no batch of them.
+             their tokens are of any length: `run` serves them, one by one, since `launched` may serve a shape
+             at a time.
     """
-
-    run = eager(lambda rows_BSD: run_stack(rows_BSD, stack, case, recipe))
     if valid_BS is None or bool(valid_BS.all()):
-        for rows in cut(len(x_BSD), rows_at_once(x_BSD.shape[1])):
-            (launched or run)(x_BSD[rows.as_slice()], out_BSD[rows.as_slice()])
+        for rows in cut(len(x_BSD), most_rows or rows_at_once(x_BSD.shape[1])):
+            launched(x_BSD[rows.as_slice()], out_BSD[rows.as_slice()])
         return
     for x_SD, out_SD, valid_S in zip(x_BSD, out_BSD, valid_BS.cpu(), strict=True):
         if bool(valid_S.all()):

@@ -72,7 +72,7 @@ def weight_bytes(case: Case, recipe: Recipe) -> int:
 
 def _kinds(recipe: Recipe) -> tuple[Recipe, Recipe]:
     """What held-small takes turns with: the fast one, and the one that keeps GEMMs in float32."""
-    return replace(recipe, held="held-none"), replace(recipe, held="held-all", launch="eager")
+    return replace(recipe, held="held-none"), replace(recipe, held="held-all", launch="eager", fusion="by-part")
 
 
 def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, int]:
@@ -83,12 +83,14 @@ def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, in
         fast, held = (workspace_bytes(case, kind, slice_rows) for kind in _kinds(recipe))
         return {name: max(fast[name], held.get(name, 0)) for name in fast}
     B, S, D, H = min(slice_rows, rows_at_once(case.seq_len)), case.seq_len, case.d_model, case.heads
-    w = recipe.working_bytes
+    tile_bytes, w = min(TILE_TOKENS, B * S) * _token_bytes(case, recipe), recipe.working_bytes
+    if recipe.fusion == "tail":  # all rows at once, and between attentions nothing but registers
+        B, tile_bytes = min(slice_rows, max(1, most_rows_per_call(case))), 0
     held = {
         "packed q, k, v": B * S * 3 * D * w,
         "attention context": B * S * D * w,
         "attention log-sum-exp": B * H * S * FLOAT32_BYTES,
-        "tile temporaries": min(TILE_TOKENS, B * S) * _token_bytes(case, recipe),
+        "tile temporaries": tile_bytes,
     }
     if recipe.attention == "dense":
         # float32 q, k, v and context; scores and their softmax; the causal mask

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from frontier.case import Case
-from frontier.layers import stack_cut
+from frontier.layers import stack_cut, tail
 from frontier.layers.attention import ATTENTION
-from frontier.layers.block import forward, matmul_precision, run_layers, run_stack
+from frontier.layers.block import by_rows, matmul_precision, run_layers, run_stack
 from frontier.layers.cards import on_device
-from frontier.layers.costs import SMALL
+from frontier.layers.costs import SMALL, most_rows_per_call
 from frontier.layers.ffn import FFN
 from frontier.layers.join import JOIN
-from frontier.layers.launch import LAUNCH
+from frontier.layers.launch import LAUNCH, eager
 from frontier.layers.refusals import needs_capability
 from frontier.layers.stack import StackProgram
 from frontier.layers.weights import State, pack, tensors_of
@@ -45,6 +45,8 @@ def refusal(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     """Why `recipe` cannot serve this case on this machine by its own rules, or None."""
     if recipe.fusion == "stack":
         return stack_cut.refuses(case, recipe, machine)
+    if recipe.fusion == "tail" and (reason := tail.refuses(case, recipe, machine)):
+        return reason
     parts = (
         _precision_refuses,
         ATTENTION[recipe.attention].refuses,
@@ -72,7 +74,8 @@ def by_part(recipe: Recipe) -> Recipe:
     if recipe.fusion == "stack":
         precision = "fp32" if recipe.precision == "tf32x3" else recipe.precision
         return Recipe(precision=precision, projection="packed")
-    return replace(recipe, launch="eager", held="held-none" if recipe.held == "held-small" else recipe.held)
+    held = "held-none" if recipe.held == "held-small" else recipe.held
+    return replace(recipe, launch="eager", fusion="by-part", held=held)
 
 
 def make_program(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
@@ -88,20 +91,28 @@ def make_program(state: State, case: Case, recipe: Recipe, device: torch.device)
 
 
 def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
-    packed, launch = pack(state, case, recipe, device), LAUNCH[recipe.launch]
+    launch = LAUNCH[recipe.launch]
+    if recipe.fusion == "tail":
+        chain = tail.TailStack(state, case, recipe, device)
+        in_place, weights = chain.__call__, [chain.weights, chain.vectors]
+        # Two kernels a layer leave nothing to keep in the cache; one call is bounded by its 32-bit offsets alone.
+        most_rows: int | None = max(1, most_rows_per_call(case))
+    else:
+        packed, most_rows = pack(state, case, recipe, device), None
+        weights = list(tensors_of(packed))
 
-    def in_place(x_BSD: Tensor) -> None:
-        if launch.traces:
-            run_layers(x_BSD, packed.layers, packed.final_norm, case, recipe)
-        else:
-            run_stack(x_BSD, packed, case, recipe)
+        def in_place(x_BSD: Tensor) -> None:
+            if launch.traces:
+                run_layers(x_BSD, packed.layers, packed.final_norm, case, recipe)
+            else:
+                run_stack(x_BSD, packed, case, recipe)
 
-    launched = launch.wrap(in_place, tensors_of(packed))
+    launched, plainly = launch.wrap(in_place, weights), eager(in_place)
 
     def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
         # Not around a graph's replay, which they would delay by 7 us and change nothing in.
         with on_device(device), matmul_precision(recipe) if launch.traces else nullcontext():
-            forward(x_BSD, out_BSD, packed, case, recipe, valid_BS, launched)
+            by_rows(x_BSD, out_BSD, launched, plainly, valid_BS, most_rows)
 
     return program
 
@@ -109,7 +120,7 @@ def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device) -> 
 def _done_again_where_small(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
     """Rows with a small token are done with all GEMMs in float32; rows with invalid tokens too."""
     fast = _by_part(state, case, replace(recipe, held="held-none"), device)
-    held = _by_part(state, case, replace(recipe, held="held-all", launch="eager"), device)
+    held = _by_part(state, case, replace(recipe, held="held-all", launch="eager", fusion="by-part"), device)
     on_card = device.type == "cuda"
 
     def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:

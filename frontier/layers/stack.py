@@ -30,13 +30,16 @@ CALLS_BEFORE_RESET = 1 << 20
 SHAPES_KEPT = 4
 
 
-def pack_weights(state: State, case: Case, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def pack_weights(
+    state: State, case: Case, dtype: torch.dtype, device: torch.device, *, folds_scale: bool = True
+) -> tuple[Tensor, Tensor]:
     """(weights as `dtype`, vectors in float32) as `stack_kernel` reads them; folded in float64, rounded once.
 
     A LayerNorm's gain goes into the rows of the weights behind it and its bias into their biases; the softmax
-    scale, times log2(e), into q; the biases of k and v as the kernel's first lines say.
+    scale, times log2(e), into q unless attention applies it itself; the biases of k and v as the kernel's first
+    lines say.
     """
-    scale = case.head_width**-0.5 * math.log2(math.e)
+    scale = case.head_width**-0.5 * math.log2(math.e) if folds_scale else 1.0
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
     for i in range(case.layers):

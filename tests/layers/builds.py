@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from frontier.case import Case
-from frontier.layers import ffn_triton, join_triton, scores_triton, short_triton, stack_triton
+from frontier.layers import ffn_triton, join_triton, scores_triton, short_triton, stack_triton, tail_triton
+from frontier.layers import tail as tail_room
+from frontier.layers.costs import NORM_EPS
 from frontier.layers.stack_cut import Turn, constants_of, cut_of, in_three
 from frontier.recipe import REFERENCE, parse_recipe
 
@@ -87,6 +89,18 @@ def stack(capability: Capability) -> Iterator[tuple[str, Build]]:
         yield f"case {name} {words} {turn}", Build(stack_triton.stack_kernel, arguments, sizes)
 
 
+def tail(capability: Capability) -> Iterator[tuple[str, Build]]:
+    for place, width in (("middle", 128), ("last", 32)) if capability >= (8, 0) else (("middle", 64),):
+        dtype = half(capability) if place == "last" else "fp16"
+        arguments = {"x_ptr": "*fp32", "context_ptr": f"*{dtype}", "out_ptr": "*fp32", "qkv_ptr": f"*{dtype}"}
+        arguments |= {"weights_ptr": f"*{dtype}", "vectors_ptr": "*fp32", "tokens": "i32", "layer": "i32"}
+        sizes = {"L": 4, "D": width, "F": width, "PLACE": place, "EPS": NORM_EPS, "FAST": True}
+        yield (
+            f"{place} {width} {dtype}",
+            Build(tail_triton.tail_kernel, arguments, sizes | tail_room.tile(width, width, capability)),
+        )
+
+
 BUILDS: dict[str, Callable[[Capability], Iterator[tuple[str, Build]]]] = {
-    "join": join, "ffn": ffn, "short": short, "scores": scores, "stack": stack,
+    "join": join, "ffn": ffn, "short": short, "scores": scores, "stack": stack, "tail": tail,
 }  # fmt: skip

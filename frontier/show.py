@@ -111,7 +111,7 @@ def show_outcome(record: Record) -> str:
     budget = budget_of(record)
     gate = f", {record.notes['stage']}ed" if record.notes["stage"] == "screen" else ", whole stress program"
     error = "" if budget is None else f"; {budget:.3g} of the error budget{gate}"
-    first = f"; first result after {show_seconds(record.first_result_s or 0.0)}"
+    first = f"; first result after {show_seconds(record.first_result_s)}" if record.first_result_s else ""
     return f"{head}: {call_ms(record):.4g} ms (beside {beside or 'nothing'}){error}{first}"
 
 

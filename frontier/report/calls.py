@@ -159,7 +159,7 @@ _CHOICE_COLUMNS: tuple[Column[Tuned], ...] = (
     ("error budget", _choice(_budget)),
     ("trials", _choice(lambda r: str(r.notes["trials"]))),
     ("peak GiB", _choice(lambda r: gib(r.device_peak_bytes))),
-    ("first result", _choice(lambda r: show_seconds(r.first_result_s or 0.0))),
+    ("first result", _choice(lambda r: show_seconds(r.first_result_s) if r.first_result_s else "caches were warm")),
 )
 
 

@@ -31,8 +31,8 @@ _ON_A_CARD = (
     # two kernels a layer: attention, and all between two attentions
     "fp16/packed/cudnn/graph/tail",
     "fp16/packed/flash/graph/tail",
-    "fp16/packed/short/held-small/graph/tail",
     "fp16/packed/cudnn/held-small/graph/tail",
+    "fp16/packed/cudnn/held-ffn-small/graph/tail",
     # single GEMMs kept higher, where the gate says so
     "fp16/packed/short/triton-join/held-ffn/graph",
     "fp16/packed/short/triton-join/held-all/graph",
@@ -52,6 +52,7 @@ _ON_A_CARD = (
     "fp16/stack",
     "fp16/stack/held-all",
     "fp16/stack/held-small",
+    "fp16/stack/held-ffn-small",
 )
 _ON_A_CPU = ("fp32/packed/dense", "fp32/separate/flash", "fp32/packed/flash", "fp32/packed/flash/compile")
 

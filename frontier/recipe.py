@@ -16,7 +16,7 @@ Projection = Literal["separate", "packed"]
 Attention = Literal["dense", "cudnn", "flash", "efficient", "fa4", "short", "scores"]
 Join = Literal["torch-join", "triton-join"]
 Ffn = Literal["torch-ffn", "triton-ffn"]
-Held = Literal["held-none", "held-projections", "held-ffn", "held-all", "held-small"]
+Held = Literal["held-none", "held-projections", "held-ffn", "held-all", "held-small", "held-ffn-small"]
 Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
 Fusion = Literal["by-part", "tail", "stack"]
 
@@ -31,8 +31,8 @@ class Recipe:
     attention    the kernel: materialised scores, or a fused kernel by name
     join         residual add, LayerNorm and cast: PyTorch's, or one Triton kernel
     ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
-    held         GEMMs that stay in float32 where `precision` is lower: some, all, or all of those rows alone that
-                 have a small token, whose rounding the last norm would magnify
+    held         GEMMs that stay in float32 where `precision` is lower: some, all; or, with `small`, all those of rows
+                 that have a small token, whose rounding the last norm would magnify
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;
                  or the whole stack as one kernel, which fixes every part but precision and held
@@ -63,6 +63,16 @@ class Recipe:
     @property
     def is_half(self) -> bool:
         return self.precision in ("fp16", "bf16")
+
+    @property
+    def redoes_small(self) -> bool:
+        """Whether rows with a small token are done again."""
+        return self.held.endswith("small")
+
+    @property
+    def held_at_once(self) -> Held:
+        """The GEMMs that are held for all rows, whichever rows are done again."""
+        return "held-none" if self.held == "held-small" else "held-ffn" if self.held == "held-ffn-small" else self.held
 
     @property
     def working_bytes(self) -> int:

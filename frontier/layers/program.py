@@ -62,8 +62,8 @@ def _precision_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | No
         return "only the one kernel for the whole stack multiplies in tf32x3"
     if recipe.held != "held-none" and not recipe.is_half:
         return f"{recipe.held} keeps GEMMs in float32 beside fp16 or bf16, the precision is {recipe.precision}"
-    if recipe.held == "held-small" and LAUNCH[recipe.launch].traces:
-        return f"held-small marks rows as they pass, which {recipe.launch} does not trace"
+    if recipe.redoes_small and LAUNCH[recipe.launch].traces:
+        return f"{recipe.held} asks for small rows at each call, which {recipe.launch} does not trace"
     if recipe.precision in ("tf32", "bf16"):
         return needs_capability(machine, (8, 0))
     return None
@@ -74,8 +74,7 @@ def by_part(recipe: Recipe) -> Recipe:
     if recipe.fusion == "stack":
         precision = "fp32" if recipe.precision == "tf32x3" else recipe.precision
         return Recipe(precision=precision, projection="packed")
-    held = "held-none" if recipe.held == "held-small" else recipe.held
-    return replace(recipe, launch="eager", fusion="by-part", held=held)
+    return replace(recipe, launch="eager", fusion="by-part", held=recipe.held_at_once)
 
 
 def make_program(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
@@ -85,7 +84,7 @@ def make_program(state: State, case: Case, recipe: Recipe, device: torch.device)
     """
     if recipe.fusion == "stack":
         return StackProgram(state, case, recipe, device)
-    if recipe.held == "held-small":
+    if recipe.redoes_small:
         return _done_again_where_small(state, case, recipe, device)
     return _by_part(state, case, recipe, device)
 
@@ -119,7 +118,7 @@ def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device) -> 
 
 def _done_again_where_small(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
     """Rows with a small token are done with all GEMMs in float32; rows with invalid tokens too."""
-    fast = _by_part(state, case, replace(recipe, held="held-none"), device)
+    fast = _by_part(state, case, replace(recipe, held=recipe.held_at_once), device)
     held = _by_part(state, case, replace(recipe, held="held-all", launch="eager", fusion="by-part"), device)
     on_card = device.type == "cuda"
 

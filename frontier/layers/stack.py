@@ -20,7 +20,7 @@ from frontier.case import Case
 from frontier.layers import stack_cut
 from frontier.layers.cards import capability_of, on_device
 from frontier.layers.costs import STACK_SCRATCH_BYTES
-from frontier.layers.stack_cut import Turn, constants_of, in_three, turns_of
+from frontier.layers.stack_cut import Turn, constants_of, in_three, splits, turns_of
 from frontier.layers.weights import State, working_dtype
 from frontier.recipe import Recipe
 
@@ -31,13 +31,19 @@ SHAPES_KEPT = 4
 
 
 def pack_weights(
-    state: State, case: Case, dtype: torch.dtype, device: torch.device, *, folds_scale: bool = True
+    state: State,
+    case: Case,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    folds_scale: bool = True,
+    splits_ffn: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(weights as `dtype`, vectors in float32) as `stack_kernel` reads them; folded in float64, rounded once.
 
     A LayerNorm's gain goes into the rows of the weights behind it and its bias into their biases; the softmax
     scale, times log2(e), into q unless attention applies it itself; the biases of k and v as the kernel's first
-    lines say.
+    lines say. `splits_ffn`: what rounding left of the feed-forward weights lies behind them.
     """
     scale = case.head_width**-0.5 * math.log2(math.e) if folds_scale else 1.0
     matrices: list[Tensor] = []
@@ -53,7 +59,8 @@ def pack_weights(
         gain1, bias1, gain2, bias2 = (get(name, kind) for name in ("norm1", "norm2") for kind in ("weight", "bias"))
         first, last = get("ffn_in", "weight"), get("ffn_out", "weight")
         matrices += [gain1[:, None] * q * scale, gain1[:, None] * k, gain1[:, None] * v, out]
-        matrices += [gain2[:, None] * first, last]
+        feed = [gain2[:, None] * first, last]
+        matrices += [*feed, *(m - m.to(dtype).double() for m in feed if splits_ffn)]
         nothing = torch.zeros_like(bq)
         vectors += [(bq + bias1 @ q) * scale, nothing, nothing, bout + (bv + bias1 @ v) @ out]
         vectors += [get("ffn_out", "bias"), get("ffn_in", "bias") + bias2 @ first]
@@ -114,7 +121,7 @@ class _Scratch:
 
 
 class StackProgram:
-    """The stack in one launch, or two under held-small; masks may lie on the device, where the kernel reads them.
+    """The stack in one launch, or two where small rows are done again; masks may lie on the device, to be read there.
 
     Order    launches of one shape on one stream follow each other; each stream has scratch of its own.
     """
@@ -125,7 +132,11 @@ class StackProgram:
         self.takes_device_masks = case.seq_len <= 128
         self.packed = {
             turn: pack_weights(
-                state, case, torch.float32 if in_three(recipe, turn)[0] else working_dtype(recipe), device
+                state,
+                case,
+                torch.float32 if in_three(recipe, turn)[0] else working_dtype(recipe),
+                device,
+                splits_ffn=splits(recipe, turn),
             )
             for turn in turns_of(recipe)
         }

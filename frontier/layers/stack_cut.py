@@ -40,10 +40,12 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
         return "one kernel multiplies on tensor cores: fp16, bf16, tf32 or tf32x3"
     if recipe.precision != "fp16" and (reason := needs_capability(machine, (8, 0))):
         return f"{recipe.precision}: {reason}"
-    if recipe.held in ("held-projections", "held-ffn"):
-        return f"{recipe.held}: one kernel holds all its GEMMs in tf32x3 (held-all, held-small) or none"
-    if recipe.held != "held-none" and (recipe.precision != "fp16" or needs_capability(machine, (8, 0))):
-        return f"{recipe.held} needs fp16 and TF32 tensor cores (compute capability 8.0)"
+    if recipe.held == "held-projections":
+        return "held-projections: one kernel holds the feed-forward GEMMs (held-ffn), all (held-all) or none"
+    if recipe.held != "held-none" and recipe.precision != "fp16":
+        return f"{recipe.held} holds GEMMs beside fp16, the precision is {recipe.precision}"
+    if (recipe.held == "held-all" or recipe.redoes_small) and (reason := needs_capability(machine, (8, 0))):
+        return f"{recipe.held} multiplies in TF32: {reason}"
     if not (_is_power(D) and 16 <= D <= WIDEST):
         return f"d_model {D}, one kernel holds powers of two from 16 to {WIDEST}"
     if not (_is_power(F) and 16 <= F <= WIDEST_FFN):
@@ -67,8 +69,13 @@ Turn = Literal["only", "first", "second"]
 
 
 def turns_of(recipe: Recipe) -> tuple[Turn, ...]:
-    """Launches of one call: one, or under held-small a second for the rows in which the first found small tokens."""
-    return ("first", "second") if recipe.held == "held-small" else ("only",)
+    """Launches of one call: one, or also a second for the rows in which the first found small tokens."""
+    return ("first", "second") if recipe.redoes_small else ("only",)
+
+
+def splits(recipe: Recipe, turn: Turn) -> bool:
+    """Whether this launch's feed-forward multiplies both halves of each factor."""
+    return recipe.held_at_once == "held-ffn" and turn != "second"
 
 
 def in_three(recipe: Recipe, turn: Turn) -> tuple[bool, bool]:
@@ -83,7 +90,7 @@ def cut_of(
     """The cut for some rows; the numbers are medians on an H200 (evidence: scripts/probe_cuts.py)."""
     D, F, K = case.d_model, case.ffn_dim, case.head_width
     keys = max(16, 1 << (seq_len - 1).bit_length())
-    columns = min(F, 64)
+    columns = min(F, 32 if splits(recipe, turn) else 64)
     if not case.causal:  # a tile must be the whole row: later tiles may not be waited for
         return Cut("loop", keys, min(keys, 64), columns, 8 if keys == 128 else 4, 1)
     # Weights of 128 x 128 in float32 take 64 KiB of shared memory: one stage, and narrow tiles where that is scarce.
@@ -138,6 +145,7 @@ def constants_of(
         "ATTEND": cut.attend,
         "CAUSAL": case.causal,
         "MASKED": masked,
+        "SPLIT": splits(recipe, turn),
         "DOT": "tf32x3" if three else "tf32",  # of float32 operands; half precision has one way only
         "STAGES": cut.stages,
         "EPS": NORM_EPS,

@@ -19,7 +19,19 @@ Letters  B rows, S positions, D width, F feed-forward width, H heads, K head wid
 import triton
 import triton.language as tl
 
-from frontier.layers.tile_arithmetic import exp2, gelu, inverse, matrix, softened, standardised
+from frontier.layers.tile_arithmetic import (
+    exp2,
+    fed_forward,
+    gelu,
+    inverse,
+    keys,
+    matrix,
+    softened,
+    split,
+    standardised,
+    three_dots,
+    values,
+)
 
 
 # The call's number grows for ever: a kernel specialised on one value of it would be compiled anew, or wrong.
@@ -51,6 +63,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     ATTEND: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
+    SPLIT: tl.constexpr,
     DOT: tl.constexpr,
     STAGES: tl.constexpr,
     EPS: tl.constexpr,
@@ -62,7 +75,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
 ):
     """`out = stack(x)` for `[B, S, D]` rows; grid `(B x TILES,)`, program b x TILES + t on tile t of row b.
 
-    weights   of each layer q, k, v and out [D, D], [D, F], [F, D]; stored as [in, out]
+    weights   of each layer q, k, v and out [D, D], [D, F], [F, D]; stored as [in, out]; under SPLIT what rounding
+              left of the last two once more
     vectors   of each layer 3D (q's bias, then zeros), D, D, F; at the end gain and bias of the last norm; float32
     qkv       [L if TILES > 1 else 1, B, S, 3D], in the precision of attention's operands
     published [B, TILES, L] counters, which stood at `call x t` when the launch began
@@ -75,7 +89,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     """
     gemm = weights_ptr.dtype.element_ty
     half = qkv_ptr.dtype.element_ty
-    LAYER_WEIGHTS: tl.constexpr = 4 * D * D + 2 * D * F
+    LAYER_WEIGHTS: tl.constexpr = 4 * D * D + (4 if SPLIT else 2) * D * F
     LAYER_VECTORS: tl.constexpr = 5 * D + F
     number = tl.program_id(0)
     b = (number // TILES).to(tl.int64)
@@ -121,7 +135,6 @@ def stack_kernel(  # type: ignore[no-untyped-def]
         v_ptr = vectors_ptr + layer * LAYER_VECTORS
         out_w_ptr = w_ptr + 3 * D * D
         in_w_ptr = w_ptr + 4 * D * D
-        back_w_ptr = in_w_ptr + D * F
         if TILES > 1 and layer > 0:
             row_ptr += qkv_layer_stride
         own_ptr = row_ptr + place_M[:, None] * (3 * D) + columns_D[None, :]
@@ -145,7 +158,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             q_MD = tl.dot(h_MD, wq_DD, input_precision=DOT) + tl.load(v_ptr + columns_D)[None, :]
             wo_DD = matrix(out_w_ptr, D, D)
             w1_DF = matrix(in_w_ptr, D, F)
-            w2_FD = matrix(back_w_ptr, F, D)
+            w2_FD = matrix(in_w_ptr + D * F, F, D)
         if TILES > 1:
             counter_ptr = published_ptr + (b * TILES + tile) * L + layer
             while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < (call + 1) * tile:
@@ -191,16 +204,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     out_w_ptr + (first + columns_P)[:, None] * D + columns_D[None, :], mask=own_P[:, None], other=0.0
                 )
                 if ATTEND == "single":
-                    k_PN = tl.load(
-                        head_ptr + D + at_N[None, :] * (3 * D) + columns_P[:, None],
-                        mask=(at_N < stop)[None, :] & own_P[:, None],
-                        other=0.0,
-                    )
-                    v_NP = tl.load(
-                        head_ptr + 2 * D + at_N[:, None] * (3 * D) + columns_P[None, :],
-                        mask=(at_N < stop)[:, None] & own_P[None, :],
-                        other=0.0,
-                    )
+                    k_PN = keys(head_ptr + D, at_N, columns_P, at_N < stop, own_P, 3 * D)
+                    v_NP = values(head_ptr + 2 * D, at_N, columns_P, at_N < stop, own_P, 3 * D)
                     context_MP = tl.zeros([M, P], tl.float32)
                     for member in tl.static_range(GROUP):
                         mine_P = columns_P // K == member
@@ -227,16 +232,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         full = (tile * M // N) * N
                     for n in tl.range(0, full, N, num_stages=STAGES):
                         near_N = n + tl.arange(0, N)
-                        k_PN = tl.load(
-                            head_ptr + D + near_N[None, :] * (3 * D) + columns_P[:, None],
-                            mask=own_P[:, None],
-                            other=0.0,
-                        )
-                        v_NP = tl.load(
-                            head_ptr + 2 * D + near_N[:, None] * (3 * D) + columns_P[None, :],
-                            mask=own_P[None, :],
-                            other=0.0,
-                        )
+                        k_PN = keys(head_ptr + D, near_N, columns_P, near_N < stop, own_P, 3 * D)
+                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, near_N < stop, own_P, 3 * D)
                         s_MN = tl.dot(q_MP, k_PN, input_precision=DOT)
                         new_M = tl.maximum(top_M, tl.max(s_MN, axis=1))
                         p_MN = exp2(s_MN - new_M[:, None], FAST)
@@ -247,16 +244,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     for n in tl.range(full, stop, N, num_stages=STAGES):
                         near_N = n + tl.arange(0, N)
                         within_N = near_N < stop
-                        k_PN = tl.load(
-                            head_ptr + D + near_N[None, :] * (3 * D) + columns_P[:, None],
-                            mask=within_N[None, :] & own_P[:, None],
-                            other=0.0,
-                        )
-                        v_NP = tl.load(
-                            head_ptr + 2 * D + near_N[:, None] * (3 * D) + columns_P[None, :],
-                            mask=within_N[:, None] & own_P[None, :],
-                            other=0.0,
-                        )
+                        k_PN = keys(head_ptr + D, near_N, columns_P, within_N, own_P, 3 * D)
+                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, within_N, own_P, 3 * D)
                         near_seen_N = within_N
                         if MASKED:
                             near_seen_N = tl.load(valid_ptr + b * S + near_N, mask=within_N, other=0) != 0
@@ -273,23 +262,24 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     context_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
                 x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
         x_MD += tl.load(v_ptr + 3 * D + columns_D)[None, :]
-        h_MD = standardised(x_MD, D, EPS).to(gemm)
         if ATTEND == "heads":
             # The next layer's weights travel while this feed-forward runs; the last layer fetches its own again.
             next_ptr = weights_ptr + tl.minimum(layer + 1, L - 1) * LAYER_WEIGHTS
             wk_DD = matrix(next_ptr + D * D, D, D)
             wv_DD = matrix(next_ptr + 2 * D * D, D, D)
-            u_MF = tl.dot(h_MD, w1_DF, input_precision=DOT) + tl.load(v_ptr + 5 * D + tl.arange(0, F))[None, :]
+            h_MD, h_low_MD = split(standardised(x_MD, D, EPS), gemm)
+            u_MF = tl.zeros([M, F], tl.float32) + tl.load(v_ptr + 5 * D + tl.arange(0, F))[None, :]
+            if SPLIT:
+                u_MF = three_dots(h_MD, h_low_MD, w1_DF, matrix(in_w_ptr + 2 * D * F, D, F), u_MF)
+                g_MF, g_low_MF = split(gelu(u_MF, FAST), gemm)
+                x_MD = three_dots(g_MF, g_low_MF, w2_FD, matrix(in_w_ptr + 3 * D * F, F, D), x_MD)
+            else:
+                u_MF = tl.dot(h_MD, w1_DF, u_MF)
+                x_MD = tl.dot(gelu(u_MF, FAST).to(gemm), w2_FD, x_MD)
             wq_DD = matrix(next_ptr, D, D)
-            x_MD = tl.dot(gelu(u_MF, FAST).to(gemm), w2_FD, x_MD, input_precision=DOT)
+            x_MD += tl.load(v_ptr + 4 * D + columns_D)[None, :]
         else:
-            for f in tl.range(0, F, FC, num_stages=STAGES):
-                columns_C = f + tl.arange(0, FC)
-                w1_DC = tl.load(in_w_ptr + columns_D[:, None] * F + columns_C[None, :])
-                u_MC = tl.dot(h_MD, w1_DC, input_precision=DOT) + tl.load(v_ptr + 5 * D + columns_C)[None, :]
-                w2_CD = tl.load(back_w_ptr + columns_C[:, None] * D + columns_D[None, :])
-                x_MD = tl.dot(gelu(u_MC, FAST).to(gemm), w2_CD, x_MD, input_precision=DOT)
-        x_MD += tl.load(v_ptr + 4 * D + columns_D)[None, :]
+            x_MD = fed_forward(x_MD, w_ptr, v_ptr, D, F, M, FC, SPLIT, DOT, STAGES, EPS, FAST)
     if TURN == "first":
         is_lost_M = live_M & ~(tl.abs(tl.sum(x_MD, axis=1)) < float("inf"))  # half precision overflowed
         tl.store(small_ptr + number, tl.maximum(found, tl.max(is_lost_M.to(tl.int32), axis=0)))

@@ -29,8 +29,8 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     D, F = case.d_model, case.ffn_dim
     if not recipe.is_half:
         return f"precision {recipe.precision}, the kernel between attentions multiplies in fp16 or bf16"
-    if recipe.held in ("held-projections", "held-ffn", "held-all"):
-        return f"{recipe.held}: the kernel between attentions holds no GEMM in float32 (held-small does rows again)"
+    if recipe.held_at_once in ("held-projections", "held-all"):
+        return f"{recipe.held}: the kernel between attentions holds the feed-forward GEMMs (held-ffn) or none"
     if recipe.projection != "packed":
         return f"projection {recipe.projection}, the kernel between attentions makes q, k and v packed"
     if recipe.launch.startswith("compile"):
@@ -43,10 +43,10 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     return needs_triton(case, recipe, machine)
 
 
-def tile(width: int, ffn_dim: int, capability: tuple[int, int]) -> dict[str, int]:
+def tile(ffn_dim: int, capability: tuple[int, int], splits: bool = False) -> dict[str, int]:
     """Tokens and columns of a tile, warps and stages. The stack kernel's own where it was measured (an H200)."""
     stages = 3 if capability == (9, 0) else 1
-    return {"M": 64, "C": min(ffn_dim, 64), "STAGES": stages, "num_warps": 4, "num_stages": stages}
+    return {"M": 64, "C": min(ffn_dim, 32 if splits else 64), "STAGES": stages, "num_warps": 4, "num_stages": stages}
 
 
 class TailStack:
@@ -54,9 +54,13 @@ class TailStack:
 
     def __init__(self, state: State, case: Case, recipe: Recipe, device: torch.device) -> None:
         self._case, self._recipe = case, recipe
-        self.weights, self.vectors = pack_weights(state, case, working_dtype(recipe), device, folds_scale=False)
+        splits = recipe.held_at_once == "held-ffn"
+        self.weights, self.vectors = pack_weights(
+            state, case, working_dtype(recipe), device, folds_scale=False, splits_ffn=splits
+        )
         self._sizes: dict[str, Any] = {"L": case.layers, "D": case.d_model, "F": case.ffn_dim, "EPS": NORM_EPS}
-        self._sizes |= {"FAST": device.type == "cuda", **tile(case.d_model, case.ffn_dim, capability_of(device))}
+        self._sizes |= {"FAST": device.type == "cuda", "SPLIT": splits}
+        self._sizes |= tile(case.ffn_dim, capability_of(device), splits)
 
     def __call__(self, x_BSD: Tensor) -> None:
         """The whole stack on float32 rows, in place."""

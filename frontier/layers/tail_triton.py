@@ -12,7 +12,7 @@ Letters  D width, F feed-forward width, M tokens of a tile, C columns at a time.
 import triton
 import triton.language as tl
 
-from frontier.layers.tile_arithmetic import gelu, matrix, standardised
+from frontier.layers.tile_arithmetic import fed_forward, matrix, standardised
 
 
 @triton.jit
@@ -31,6 +31,7 @@ def tail_kernel(  # type: ignore[no-untyped-def]
     M: tl.constexpr,
     C: tl.constexpr,
     PLACE: tl.constexpr,
+    SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     EPS: tl.constexpr,
     FAST: tl.constexpr,
@@ -39,11 +40,11 @@ def tail_kernel(  # type: ignore[no-untyped-def]
 
     x, out    float32 [tokens, D], the residual before and behind; they may be one tensor
     context   [tokens, D] of this layer's attention; qkv [tokens, 3D] of the next layer's
-    weights, vectors, layer   as `stack_kernel` has them
+    weights, vectors, layer, SPLIT   as `stack_kernel` has them
     PLACE     "first": only the projections of layer 0; "middle"; "last": the stack's output, no projections
     """
     gemm = weights_ptr.dtype.element_ty
-    LAYER_WEIGHTS: tl.constexpr = 4 * D * D + 2 * D * F
+    LAYER_WEIGHTS: tl.constexpr = 4 * D * D + (4 if SPLIT else 2) * D * F
     LAYER_VECTORS: tl.constexpr = 5 * D + F
     token_M = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     real_M = token_M < tokens
@@ -56,15 +57,7 @@ def tail_kernel(  # type: ignore[no-untyped-def]
         context_MD = tl.load(context_ptr + at_MD, mask=real_M[:, None], other=0.0)
         x_MD = tl.dot(context_MD, matrix(w_ptr + 3 * D * D, D, D), x_MD, input_precision="ieee")
         x_MD += tl.load(v_ptr + 3 * D + columns_D)[None, :]
-        h_MD = standardised(x_MD, D, EPS).to(gemm)
-        in_w_ptr = w_ptr + 4 * D * D
-        for f in tl.range(0, F, C, num_stages=STAGES):
-            columns_C = f + tl.arange(0, C)
-            w1_DC = tl.load(in_w_ptr + columns_D[:, None] * F + columns_C[None, :])
-            u_MC = tl.dot(h_MD, w1_DC, input_precision="ieee") + tl.load(v_ptr + 5 * D + columns_C)[None, :]
-            w2_CD = tl.load(in_w_ptr + D * F + columns_C[:, None] * D + columns_D[None, :])
-            x_MD = tl.dot(gelu(u_MC, FAST).to(gemm), w2_CD, x_MD, input_precision="ieee")
-        x_MD += tl.load(v_ptr + 4 * D + columns_D)[None, :]
+        x_MD = fed_forward(x_MD, w_ptr, v_ptr, D, F, M, C, SPLIT, "ieee", STAGES, EPS, FAST)
         w_ptr += LAYER_WEIGHTS
         v_ptr += LAYER_VECTORS
     h_MD = standardised(x_MD, D, EPS)

@@ -52,7 +52,68 @@ def matrix(pointer, rows: tl.constexpr, columns: tl.constexpr):  # type: ignore[
 
 
 @triton.jit
+def keys(pointer, at_N, columns_P, seen_N, own_P, stride: tl.constexpr):  # type: ignore[no-untyped-def]
+    # Transposed, as a product with queries wants them; what is not seen is 0.
+    places_PN = at_N[None, :] * stride + columns_P[:, None]
+    return tl.load(pointer + places_PN, mask=seen_N[None, :] & own_P[:, None], other=0.0)
+
+
+@triton.jit
+def values(pointer, at_N, columns_P, seen_N, own_P, stride: tl.constexpr):  # type: ignore[no-untyped-def]
+    places_NP = at_N[:, None] * stride + columns_P[None, :]
+    return tl.load(pointer + places_NP, mask=seen_N[:, None] & own_P[None, :], other=0.0)
+
+
+@triton.jit
 def softened(s_MN, hidden_top_M, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
     # A query that sees nothing has a top of -inf: its weights are all 0, never NaN.
     safe_M = tl.where(hidden_top_M == -float("inf"), 0.0, hidden_top_M)
     return exp2(s_MN - safe_M[:, None], FAST), safe_M
+
+
+@triton.jit
+def split(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    # What a cast rounds off, as a second number: together they have twice the digits.
+    high = x.to(dtype)
+    return high, (x - high.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def three_dots(high, low, w_high, w_low, sum):  # type: ignore[no-untyped-def]
+    # (high + low) (w_high + w_low) but for low w_low, 2^-22 of the product.
+    return tl.dot(high, w_low, tl.dot(low, w_high, tl.dot(high, w_high, sum)))
+
+
+@triton.jit
+def fed_forward(  # type: ignore[no-untyped-def]
+    x_MD,
+    w_ptr,
+    v_ptr,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DOT: tl.constexpr,
+    STAGES: tl.constexpr,
+    EPS: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    # x + gelu(norm(x) W1 + b1) W2 + b2, C columns of W1 at a time. Under SPLIT each product is three, over what
+    # rounding left of both factors; what is left of W1 and W2 lies behind the layer's other weights.
+    gemm = w_ptr.dtype.element_ty
+    columns_D = tl.arange(0, D)
+    h_MD, h_low_MD = split(standardised(x_MD, D, EPS), gemm)
+    for f in tl.range(0, F, C, num_stages=STAGES):
+        columns_C = f + tl.arange(0, C)
+        w1_DC_ptr = w_ptr + 4 * D * D + columns_D[:, None] * F + columns_C[None, :]
+        w2_CD_ptr = w_ptr + 4 * D * D + D * F + columns_C[:, None] * D + columns_D[None, :]
+        u_MC = tl.zeros([M, C], tl.float32) + tl.load(v_ptr + 5 * D + columns_C)[None, :]
+        if SPLIT:
+            u_MC = three_dots(h_MD, h_low_MD, tl.load(w1_DC_ptr), tl.load(w1_DC_ptr + 2 * D * F), u_MC)
+            g_MC, g_low_MC = split(gelu(u_MC, FAST), gemm)
+            x_MD = three_dots(g_MC, g_low_MC, tl.load(w2_CD_ptr), tl.load(w2_CD_ptr + 2 * D * F), x_MD)
+        else:
+            u_MC = tl.dot(h_MD, tl.load(w1_DC_ptr), u_MC, input_precision=DOT)
+            x_MD = tl.dot(gelu(u_MC, FAST).to(gemm), tl.load(w2_CD_ptr), x_MD, input_precision=DOT)
+    return x_MD + tl.load(v_ptr + 4 * D + columns_D)[None, :]

@@ -76,7 +76,7 @@ def stack(capability: Capability) -> Iterator[tuple[str, Build]]:
     if capability < (8, 0):
         shapes = [("7", "fp16", "only")]
     if capability == (9, 0):
-        shapes += [("2", "fp16/held-small", "first"), ("13", "fp16", "only"), ("7", "tf32x3", "only")]
+        shapes += [("2", "fp16/held-ffn-small", "first"), ("13", "fp16", "only"), ("7", "tf32x3", "only")]
     for name, words, turn in shapes:
         case, recipe = Case.load(name), parse_recipe(f"{words}/stack", REFERENCE)
         cut = cut_of(case, recipe, case.batch_size, case.seq_len, capability, turn)
@@ -94,10 +94,18 @@ def tail(capability: Capability) -> Iterator[tuple[str, Build]]:
         dtype = half(capability) if place == "last" else "fp16"
         arguments = {"x_ptr": "*fp32", "context_ptr": f"*{dtype}", "out_ptr": "*fp32", "qkv_ptr": f"*{dtype}"}
         arguments |= {"weights_ptr": f"*{dtype}", "vectors_ptr": "*fp32", "tokens": "i32", "layer": "i32"}
-        sizes = {"L": 4, "D": width, "F": width, "PLACE": place, "EPS": NORM_EPS, "FAST": True}
+        sizes = {
+            "L": 4,
+            "D": width,
+            "F": width,
+            "PLACE": place,
+            "SPLIT": place == "middle",
+            "EPS": NORM_EPS,
+            "FAST": True,
+        }
         yield (
             f"{place} {width} {dtype}",
-            Build(tail_triton.tail_kernel, arguments, sizes | tail_room.tile(width, width, capability)),
+            Build(tail_triton.tail_kernel, arguments, sizes | tail_room.tile(width, capability, place == "middle")),
         )
 
 

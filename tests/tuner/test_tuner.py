@@ -54,7 +54,7 @@ class FakeBench:
     usable = True
     ms: dict[Recipe, Any] = MS
 
-    def __init__(self, case: Case, machine: Machine, rounds: int) -> None:
+    def __init__(self, case: Case, machine: Machine, rounds: int, warm: bool) -> None:
         self.beside: list[Recipe] = []
 
     def __enter__(self) -> "FakeBench":

@@ -23,6 +23,7 @@ RECIPES = [
     ("fp16/packed/dense/tail", "fp16/packed/dense"),
     ("fp16/packed/short/tail", "fp16/packed/dense"),
     ("fp16/packed/short/held-small/tail", "fp16/packed/dense"),
+    ("fp16/packed/short/held-ffn/tail", "fp16/packed/dense/held-ffn"),
 ]
 
 
@@ -62,7 +63,7 @@ def test_bf16_is_refused_for_the_interpreters_sake() -> None:
     [
         ("fp32/packed/short/tail", {}, "precision fp32, the kernel between attentions"),
         ("fp16/separate/short/tail", {}, "projection separate, the kernel between attentions"),
-        ("fp16/packed/short/held-ffn/tail", {}, "held-ffn: the kernel between attentions holds no GEMM in float32"),
+        ("fp16/packed/short/held-all/tail", {}, "held-all: the kernel between attentions holds the feed-forward"),
         ("fp16/packed/short/compile/tail", {}, "compile cannot trace the Triton kernel between attentions"),
         ("fp16/packed/short/tail", {"ffn_dim": 48}, "ffn_dim 48, the kernel between attentions holds powers of two"),
         ("fp16/packed/short/tail", {"d_model": 256}, "d_model 256, the kernel between attentions"),

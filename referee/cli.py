@@ -99,7 +99,14 @@ def cli() -> None:
     type=Parsed("amount of memory", parse_bytes),
     default="2GiB",
     show_default=True,
-    help="Bound on attention scores in flight. A row's own float64 arrays come on top: 48 bytes x seq_len x d_model.",
+    help="Bound on attention scores in flight; a row's own float64 arrays come on top: 48 bytes x seq_len x d_model."
+    " On a card: bound on all that is held there.",
+)
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Where to compute: cpu, cuda or cuda:1. Every device works in float64.",
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Default: every core this process may use.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
@@ -110,6 +117,7 @@ def check(
     rows: list[int] | None,
     positions: int | None,
     memory: int,
+    device: str,
     threads: int | None,
     as_json: bool,
     quiet: bool,
@@ -128,6 +136,7 @@ def check(
             positions=positions,
             scores_bytes=memory,
             threads=threads,
+            device=device,
             command=shlex.join(["referee", "check", *sys.argv[2:]]),
             quiet=quiet,
         )
@@ -139,6 +148,9 @@ def check(
             case = verdict["case"]
             rule = f"|u-r| < {case['atol']:g} or < {case['rtol']:g} |r|"
             click.echo(f"{_line(verdict['total'])}   {verdict['wall_s']:.1f} s in all")
+            places = verdict["positions"]
+            if places["judged"] < places["of"]:
+                click.echo(f"positions  {places['judged']:,} of {places['of']:,} in a row were judged")
             click.echo(f"rule       {rule}{'' if verdict['official_rule'] else '   NOT the official rule'}")
         sys.exit(0 if verdict["verdict"] == "pass" else 1)
 

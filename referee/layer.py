@@ -76,10 +76,11 @@ def run_stack(
     scores_bytes: int,
     tick: Tick = lambda flops: None,
 ) -> Tensor:
-    """The stack's float64 output `[P, D]` at the picked positions (ascending). Uses up `x_SD`.
+    """The stack's float64 output `[P, D]` at the picked positions (ascending). Uses up a float64 `x_SD`.
 
     Earlier layers are computed everywhere: every position of the last one depends on them.
     """
+    x_SD = x_SD.double()
     for index in range(shape.layers):
         prefix = f"layers.{index}."
         own = {name.removeprefix(prefix): w.double() for name, w in weights.items() if name.startswith(prefix)}

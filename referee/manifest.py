@@ -23,12 +23,17 @@ MANIFEST_MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """One row whose output the run kept."""
+    """One row whose output the run kept, whole or over some ranges of positions, ascending, end to end in its file."""
 
     row: int
+    ranges: tuple[tuple[int, int], ...]
     input_sha256: str
     output_path: Path
     output_sha256: str
+
+    @property
+    def positions(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +143,25 @@ def _read_watched(run_dir: Path, entries: object, case: Case) -> tuple[Watched, 
             raise CannotJudge(f"{where}: row {row} {odd}", hint="the manifest is damaged")
         watched[row] = Watched(
             row=row,
+            ranges=_read_ranges(entry.get("positions"), where, case.seq_len),
             input_sha256=_sha256(entry, where, "input_sha256"),
             output_path=inside(run_dir, take(entry, where, "output", str)),
             output_sha256=_sha256(entry, where, "output_sha256"),
         )
     return tuple(watched[row] for row in sorted(watched))
+
+
+def _read_ranges(ranges: object, where: str, seq_len: int) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of positions, ascending and apart; the whole row where none are given."""
+    if ranges is None:
+        return ((0, seq_len),)
+    found: list[tuple[int, int]] = []
+    for entry in ranges if isinstance(ranges, list) and ranges else [None]:
+        pair = entry if isinstance(entry, list) and [type(end) for end in entry] == [int, int] else [-1, -1]
+        if not (found[-1][1] if found else 0) <= pair[0] < pair[1] <= seq_len:
+            raise CannotJudge(
+                f"{where}: `positions` must be ascending ranges [start, stop] within {seq_len:,}, found {entry!r:.50}",
+                hint="configs/CONTRACT.md describes the format",
+            )
+        found.append((pair[0], pair[1]))
+    return tuple(found)

@@ -16,7 +16,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,14 @@ import psutil
 import torch
 from torch import Tensor
 
+from referee.card import Card, open_device
 from referee.case import Case
 from referee.compare import Tally, compare
 from referee.crew import Crew, count_cores
 from referee.errors import CannotJudge
 from referee.files import hash_file, open_npy
 from referee.inputs import BLOCK_POSITIONS, expect_hash, hash_row, read_row, read_run_weights
-from referee.layer import Shape, Tick, block_of, count_work, run_stack
+from referee.layer import Shape, block_of, count_work, run_stack
 from referee.manifest import Manifest, Watched, read_manifest
 from referee.progress import Progress
 
@@ -58,6 +59,7 @@ def judge(
     positions: int | None = None,
     scores_bytes: int = DEFAULT_SCORES_BYTES,
     threads: int | None = None,
+    device: str = "cpu",
     command: str | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
@@ -84,50 +86,61 @@ def judge(
                 hint="run that case, or judge without `--case`",
             )
     watched = _choose_rows(manifest, rows)
-    block_of(threads, scores_bytes)
+    shape = Shape(layers=case.layers, heads=case.heads, d_model=case.d_model, ffn_dim=case.ffn_dim, causal=case.causal)
+    card = None if device == "cpu" else Card(open_device(device), shape, scores_bytes)
+    if card is None:
+        block_of(threads, scores_bytes)
     if positions is not None and positions < 1:
         raise CannotJudge(f"{positions} positions are none to judge", hint="give 1 or more, or all")
     _withdraw(verdict_path)
     for entry in watched:  # the size of each file, before anything of that size is made
         _open_output(manifest, entry)
     valid_BS = _read_mask(manifest)
-    _expect_memory(case)
-    wanted_P = choose_positions(positions, case.seq_len)
+    chosen = [choose_positions(positions, entry.positions) for entry in watched]
+    wanted = [_positions(entry)[chosen_P] for entry, chosen_P in zip(watched, chosen, strict=True)]
+    longest = max(map(len, wanted))
+    _expect_memory(ROW_BYTES * case.seq_len * case.d_model if card is None else card.host_bytes(case.seq_len, longest))
     with Crew(threads) as crew:
         weights = read_run_weights(manifest)
         for entry in watched:  # all hashes before any long work
             _check_hashes(manifest, entry, crew)
-        shape = Shape(
-            layers=case.layers, heads=case.heads, d_model=case.d_model, ffn_dim=case.ffn_dim, causal=case.causal
-        )
         everything_S = torch.ones(case.seq_len, dtype=torch.bool)
         kept = [everything_S if valid_BS is None else valid_BS[entry.row] for entry in watched]
-        work = [count_work(shape, int(kept_S.sum()), _places(kept_S, wanted_P)) for kept_S in kept]
+        count = functools.partial(count_work, shape) if card is None else card.count_work
+        work = [
+            count(int(kept_S.sum()), _places(kept_S, wanted_P)) for kept_S, wanted_P in zip(kept, wanted, strict=True)
+        ]
         flops, exps = sum(flops for flops, _ in work), sum(exps for _, exps in work)
-        flops_per_s, exps_per_s = crew.measure()
+        flops_per_s, exps_per_s = crew.measure() if card is None else card.measure()
         estimated_s = flops / flops_per_s + exps / exps_per_s
         progress.say(
-            f"{len(watched)} x {len(wanted_P):,} positions of case {case.name} in float64: {flops / 1e12:,.2f} TFLOP at"
-            f" {flops_per_s / 1e9:,.0f} GFLOP/s and {exps / 1e9:,.2f} G exp at {exps_per_s / 1e9:,.2f} G/s"
-            f" on {threads} threads, about {estimated_s:,.0f} s"
+            f"{len(watched)} x {len(wanted[0]):,} positions of case {case.name} in float64: {flops / 1e12:,.2f} TFLOP"
+            f" at {flops_per_s / 1e9:,.0f} GFLOP/s and {exps / 1e9:,.2f} G exp at {exps_per_s / 1e9:,.2f} G/s"
+            f" on {f'{threads} threads' if card is None else device}, about {estimated_s:,.0f} s"
         )
         progress.start(flops)
         results: list[tuple[Watched, Tally, float]] = []
+
+        def stack(x_SD: Tensor, picked_P: Tensor) -> Tensor:
+            if card is not None:
+                return card.run_stack(x_SD, picked_P, weights, progress.tick)
+            return run_stack(x_SD, picked_P, weights, shape, crew, scores_bytes, progress.tick)
+
         try:
-            for entry, kept_S in zip(watched, kept, strict=True):
+            for entry, kept_S, chosen_P, wanted_P in zip(watched, kept, chosen, wanted, strict=True):
                 row_begun_s = time.monotonic()
-                x_SD = read_row(manifest, entry.row, crew)
-                reference_PD = recompute(x_SD, kept_S, wanted_P, weights, shape, crew, scores_bytes, progress.tick)
-                tally = _compare_row(manifest, entry, reference_PD, wanted_P, crew)
+                reference_PD = recompute(read_row(manifest, entry.row, crew), kept_S, wanted_P, stack)
+                tally = _compare_row(manifest, entry, reference_PD, chosen_P, wanted_P, crew)
                 results.append((entry, tally, time.monotonic() - row_begun_s))
                 progress.say(f"row {entry.row}: {tally.verdict} after {results[-1][2]:,.1f} s")
         finally:
             progress.close()
-    verdict = _write_up(manifest, results, wanted_P) | {
+    verdict = _write_up(manifest, results, wanted) | {
         "wall_s": round(time.monotonic() - begun_s, 3),
         "estimated_s": round(estimated_s, 3),
         "work": {"flops": flops, "exps": exps, "flops_per_s": round(flops_per_s), "exps_per_s": round(exps_per_s)},
         "threads": threads,
+        "device": device,
         "scores_bytes": scores_bytes,
         "command": command,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
@@ -136,8 +149,8 @@ def judge(
     return verdict
 
 
-def _expect_memory(case: Case) -> None:
-    need_bytes, available_bytes = ROW_BYTES * case.seq_len * case.d_model, psutil.virtual_memory().available
+def _expect_memory(need_bytes: int) -> None:
+    available_bytes = psutil.virtual_memory().available
     if need_bytes > available_bytes:
         raise CannotJudge(
             f"a row in float64 needs {need_bytes / 2**30:,.2f} GiB, {available_bytes / 2**30:,.2f} GiB are available",
@@ -154,22 +167,20 @@ def _choose_rows(manifest: Manifest, rows: Sequence[int] | None) -> list[Watched
     return [there[row] for row in sorted(set(rows))] if rows else list(there.values())
 
 
+def _positions(entry: Watched) -> Tensor:
+    """The positions that a watched row's file holds, in its order."""
+    return torch.cat([torch.arange(start, stop) for start, stop in entry.ranges])
+
+
 def _places(kept_S: Tensor, wanted_P: Tensor) -> Tensor:
     """Where the wanted positions that are kept stand among all that are kept."""
     return (kept_S.cumsum(0) - 1)[wanted_P][kept_S[wanted_P]]
 
 
-def recompute(
-    x_SD: Tensor,
-    kept_S: Tensor,
-    wanted_P: Tensor,
-    weights: Mapping[str, Tensor],
-    shape: Shape,
-    crew: Crew,
-    scores_bytes: int,
-    tick: Tick = lambda flops: None,
-) -> Tensor:
+def recompute(x_SD: Tensor, kept_S: Tensor, wanted_P: Tensor, stack: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """A row's float64 output `[P, D]` at the wanted positions: 0 at those that are not kept, the invalid ones.
+
+    `stack` gives the output of a row without invalid positions, at picked ones.
 
     Exact    with no positional encoding, an invalid position that no query sees and whose output is 0 might as
              well not exist: the valid ones, close together, are a row of their own, causal order kept.
@@ -177,8 +188,7 @@ def recompute(
     answer_PD = torch.zeros(len(wanted_P), x_SD.shape[1], dtype=torch.float64)
     places_P = _places(kept_S, wanted_P)
     if len(places_P):
-        x_SD = x_SD[kept_S].double()
-        answer_PD[kept_S[wanted_P]] = run_stack(x_SD, places_P, weights, shape, crew, scores_bytes, tick)
+        answer_PD[kept_S[wanted_P]] = stack(x_SD if kept_S.all() else x_SD[kept_S], places_P)
     return answer_PD
 
 
@@ -193,7 +203,7 @@ def _read_mask(manifest: Manifest) -> Tensor | None:
 
 
 def _open_output(manifest: Manifest, entry: Watched) -> np.ndarray[Any, Any]:
-    return open_npy(entry.output_path, ("<f4",), (manifest.case.seq_len, manifest.case.d_model))
+    return open_npy(entry.output_path, ("<f4",), (entry.positions, manifest.case.d_model))
 
 
 def _check_hashes(manifest: Manifest, entry: Watched, crew: Crew) -> None:
@@ -209,26 +219,30 @@ def _check_hashes(manifest: Manifest, entry: Watched, crew: Crew) -> None:
     expect_hash(f"the input of row {entry.row}", hash_row(x_SD.numpy(), crew), entry.input_sha256, hint)
 
 
-def _compare_row(manifest: Manifest, entry: Watched, reference_PD: Tensor, wanted_P: Tensor, crew: Crew) -> Tally:
+def _compare_row(
+    manifest: Manifest, entry: Watched, reference_PD: Tensor, chosen_P: Tensor, wanted_P: Tensor, crew: Crew
+) -> Tally:
     output_SD, case = _open_output(manifest, entry), manifest.case
 
     def tally(start: int) -> Tally:
         block = slice(start, start + BLOCK_POSITIONS)
-        output_CD = torch.from_numpy(output_SD[wanted_P[block].numpy()])
+        output_CD = torch.from_numpy(output_SD[chosen_P[block].numpy()])
         return compare(output_CD, reference_PD[block], wanted_P[block], entry.row, case.atol, case.rtol)
 
     return functools.reduce(operator.add, crew.map(tally, range(0, len(wanted_P), BLOCK_POSITIONS)))
 
 
-def _write_up(manifest: Manifest, results: list[tuple[Watched, Tally, float]], wanted_P: Tensor) -> dict[str, Any]:
+def _write_up(
+    manifest: Manifest, results: list[tuple[Watched, Tally, float]], wanted: Sequence[Tensor]
+) -> dict[str, Any]:
     case, total = manifest.case, functools.reduce(operator.add, (tally for _, tally, _ in results))
-    everywhere = len(wanted_P) == case.seq_len
+    drawn = any(len(wanted_P) < entry.positions for (entry, *_), wanted_P in zip(results, wanted, strict=True))
     return {
         "schema": 1,
         "verdict": total.verdict,
         "case": asdict(case),
         "official_rule": case.official_rule,
-        "positions": {"judged": len(wanted_P), "of": case.seq_len, "draw_seed": None if everywhere else DRAW_SEED},
+        "positions": {"judged": min(map(len, wanted)), "of": case.seq_len, "draw_seed": DRAW_SEED if drawn else None},
         "total": total.as_json(),
         "rows": [
             {"row": entry.row, "output_sha256": entry.output_sha256, "wall_s": round(wall_s, 3), **tally.as_json()}

@@ -11,7 +11,7 @@ from referee import layer
 from referee.case import Case
 from referee.crew import Crew
 from referee.inputs import seeded_weights
-from referee.layer import Shape, block_of
+from referee.layer import Shape, block_of, run_stack
 from referee.verdict import choose_positions, recompute
 
 BASE = Case(
@@ -68,7 +68,7 @@ def blocked(
 ) -> Tensor:
     shape = Shape(layers=case.layers, heads=case.heads, d_model=case.d_model, ffn_dim=case.ffn_dim, causal=case.causal)
     with Crew(2) as crew:
-        return recompute(x, kept, wanted, weights, shape, crew, scores_bytes)
+        return recompute(x, kept, wanted, lambda x, picked: run_stack(x, picked, weights, shape, crew, scores_bytes))
 
 
 def gap(case: Case, kept: Tensor | None = None, count: int | None = None, scores_bytes: int = 1 << 30) -> float:

@@ -28,6 +28,10 @@ class RunDirError(FrontierError):
     """The run directory is not one, is in use, or belongs to another run."""
 
 
+class ResumeError(FrontierError):
+    """What a killed run left does not belong to this one, or is damaged: name the right one, or start anew."""
+
+
 class Unsupported(FrontierError):
     """This recipe or device cannot serve here: pick another. Carries the refusal."""
 

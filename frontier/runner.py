@@ -5,11 +5,12 @@ Gives    a record; a run directory for the referee.
 Knows nothing of flags or printing.
 """
 
+import contextlib
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,15 +20,17 @@ from typing import Any
 import psutil
 from torch import Tensor
 
+from frontier.data.files import FileSource
 from frontier.data.generate import SeededSource
 from frontier.data.masks import checked_mask
+from frontier.data.pipes import PipeSource
 from frontier.data.protocols import Sink, Source
 from frontier.data.resident import ResidentSource
-from frontier.data.sinks import NullSink
+from frontier.data.sinks import FileSink, NullSink
 from frontier.data.watch import Watcher
 from frontier.errors import FrontierError, Interrupted, NonFinite, Unsupported
 from frontier.flows.engine import Engine, NotFinite
-from frontier.flows.whole import first_nonfinite
+from frontier.flows.steps import Step
 from frontier.layers.weights import State, checked_state, seeded_state
 from frontier.machine import Machine
 from frontier.planner import Plan, host_total_bytes
@@ -93,12 +96,14 @@ def run(
     except KeyboardInterrupt:
         done = len(job.pass_s)
         when = f"in pass {done + 1} of" if done < choices.passes else "after"
-        raise Interrupted(
-            f"stopped by request {when} {choices.passes}: {sink.abandon()}",
-            hint="nothing else was left behind but the run directory, which is marked incomplete",
-        ) from None
+        hint = "nothing else was left behind but the run directory, which is marked incomplete"
+        if run_dir is not None and isinstance(sink, FileSink):
+            hint = (
+                f"{run_dir.path} is marked incomplete; the same command with --run-dir {run_dir.path} --resume goes on"
+            )
+        raise Interrupted(f"stopped by request {when} {choices.passes}: {job.give_up()}", hint=hint) from None
     except BaseException:
-        sink.abandon()
+        job.give_up()
         raise
 
 
@@ -109,6 +114,7 @@ class _Job:
         self, plan: Plan, source: Source, sink: Sink, choices: Choices, listeners: Sequence[Callable[[Event], None]]
     ) -> None:
         self.plan, self.source, self.sink, self.choices, self.listeners = plan, source, sink, choices, listeners
+        self.read_by = source.how if isinstance(source, FileSource) else None
         self.trace = Trace()
         self.pass_s: list[float] = []
         self.card_s: list[float] = []
@@ -117,10 +123,17 @@ class _Job:
 
     def watch(self, event: Event) -> None:
         self.trace(event)
-        if event.verb == "write" and self.first_slice_s is None:
+        gives = not isinstance(event.span, Step) or event.span.gives_output
+        if event.verb == "write" and gives and self.first_slice_s is None:
             self.first_slice_s = time.time() - self.begun_s
         for listener in self.listeners:
             listener(event)
+
+    def give_up(self) -> str:
+        """End what reads and writes; say what is safe."""
+        with contextlib.suppress(FrontierError):  # an earlier error is on its way
+            self.source.close()
+        return self.sink.abandon()
 
     def carry_out(self, state: State | None, valid_BS: Tensor | None, run_dir: RunDir | None, output: str) -> Record:
         plan, case, choices = self.plan, self.plan.case, self.choices
@@ -133,29 +146,34 @@ class _Job:
                 plan,
                 state,
                 source=self.source.describe(),
+                output=os.path.realpath(self.sink.path) if isinstance(self.sink, FileSink) else output,
                 weights_kind=weights_kind,
                 valid_BS=valid_BS,
                 watched_rows=len(choices.watch),
                 **facts,
             )
-        with ThreadPoolExecutor(plan.machine.cores, "frontier-hash") as pool, Engine(plan, state, valid_BS) as engine:
+        with (
+            ThreadPoolExecutor(plan.machine.cores, "frontier-hash") as pool,
+            Engine(plan, state, valid_BS, None if run_dir is None else run_dir.path) as engine,
+        ):
             # Without a run directory nobody will ask for the rows: they are not hashed, and no memory is taken.
             watcher = Watcher(case, choices.watch if run_dir is not None else (), pool)
             if choices.resident:
                 self.source = ResidentSource(self.source, case, plan.machine.cores)
-            self._carry_passes(engine, watcher)
+            done_rows = self._take_up(run_dir, watcher)
+            self._carry_passes(engine, watcher, done_rows)
             self.sink.finish()
             peaks = engine.peaks()
             road_s = [engine.time_road(self.source, NullSink()) for _ in self.card_s]
             record = Record(
-                kind="run",
+                kind="resumed" if done_rows else "run",
                 **facts,
                 case=case.as_dict(),
                 recipe=str(plan.recipe),
                 plan=plan.as_dict(),
                 input=f"{self.source.describe()['kind']}, {'resident' if choices.resident else 'on the fly'}",
                 output=output,
-                flops=case.flops,
+                flops=case.flops * (case.batch_size - len(done_rows)) // case.batch_size,
                 pass_s=tuple(self.pass_s),
                 first_slice_s=self.first_slice_s,
                 startup_s=self.begun_s - psutil.Process(os.getpid()).create_time(),
@@ -165,6 +183,7 @@ class _Job:
                 gemm_tflops=engine.measure_gemm_tflops() if choices.ceilings else None,
                 device_planned_bytes=plan.allocator_bytes if plan.machine.has_card else None,
                 host_planned_bytes=host_total_bytes(plan),
+                notes=self._notes(run_dir, done_rows),
                 **peaks,
             )
             watched = watcher.save(run_dir.path) if run_dir is not None else []
@@ -175,7 +194,23 @@ class _Job:
             self.trace.save(choices.trace)
         return record
 
-    def _carry_passes(self, engine: Engine, watcher: Watcher) -> None:
+    def _take_up(self, run_dir: RunDir | None, watcher: Watcher) -> frozenset[int]:
+        """The rows that an earlier start has finished, seen by the watcher too; from now on a journal is kept."""
+        if run_dir is None or not isinstance(self.sink, FileSink):
+            return frozenset()
+        claimed = self.sink.claimed
+        self.sink.tell(run_dir.journal(self.sink, claimed))
+        watcher.recall(claimed, self.source, self.sink.read_row)
+        return frozenset(claimed)
+
+    def _notes(self, run_dir: RunDir | None, done_rows: frozenset[int]) -> dict[str, Any]:
+        """How the input was read, if it was a file; what an earlier start had done, and what is not as it was then."""
+        notes: dict[str, Any] = {} if self.read_by is None else {"read_by": self.read_by}
+        if run_dir is not None and done_rows:
+            notes["resumed"] = {"done_rows": len(done_rows), "drifted": run_dir.drifted}
+        return notes
+
+    def _carry_passes(self, engine: Engine, watcher: Watcher, done_rows: Container[int]) -> None:
         choices = self.choices
         for _ in range(choices.passes):
             try:
@@ -184,6 +219,7 @@ class _Job:
                     self.sink,
                     watcher,
                     self.watch,
+                    done_rows=done_rows,
                     poison=choices.poison,
                     allow_nonfinite=choices.allow_nonfinite,
                 )
@@ -216,25 +252,30 @@ def _card_facts(machine: Machine) -> dict[str, str]:
 def _located(found: NotFinite, engine: Engine, source: Source, safe: str) -> FrontierError:
     """Say where a number stopped being finite: in which row and position of the input, or after which layer."""
     plan = engine.plan
+    if isinstance(source, PipeSource):
+        what = "the input is not finite" if found.of_input else f"recipe {plan.recipe} overflows"
+        return NonFinite(
+            f"{what} in rows {found.rows}, which a pipe does not give again to look where; {safe}",
+            hint="keep the input with --resident, or name a file, to be told the place",
+        )
     for row in range(*found.rows):
-        x_SD = engine.upload_once(source, row)
-        place = first_nonfinite(x_SD)
-        valid_S = None if engine.flow.valid_BS is None else engine.flow.valid_BS[row]
-        if found.of_input and place is not None:
-            hidden = valid_S is not None and not bool(valid_S[place[0]])
+        fault = engine.find_fault(row, source)
+        if fault is None:
+            continue
+        valid_BS = engine.flow.valid_BS
+        if fault.layer is None and found.of_input:
+            hidden = valid_BS is not None and not bool(valid_BS[row, fault.position])
             return NonFinite(
-                f"the input is not finite: row {row}, position {place[0]}{' (which the mask hides)' * hidden}, "
-                f"channel {place[1]} holds {float(x_SD[place])}; {safe}",
+                f"the input is not finite: row {row}, position {fault.position}{' (which the mask hides)' * hidden}, "
+                f"channel {fault.channel} holds {fault.value}; {safe}",
                 hint="mend the input (what the mask hides may as well be 0), or let it pass with --allow-nonfinite",
             )
-        if place is None:
-            began = engine.where_it_began(x_SD, valid_S)
-            if began is not None:
-                return NonFinite(
-                    f"recipe {plan.recipe} overflows: row {row} stops being finite in {began[0]}, first at position "
-                    f"{began[1]}; {safe}",
-                    hint=_holding_recipe(plan),
-                )
+        if fault.layer is not None:
+            return NonFinite(
+                f"recipe {plan.recipe} overflows: row {row} stops being finite in {fault.layer}, first at position "
+                f"{fault.position}; {safe}",
+                hint=_holding_recipe(plan),
+            )
     rows = f"{found.rows.start}-{found.rows.stop - 1}"
     return NonFinite(
         f"a NaN or infinity came out of rows {rows} and did not come again when they were run once more; {safe}",

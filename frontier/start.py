@@ -7,8 +7,9 @@ Knows nothing of click.
 
 import contextlib
 import dataclasses
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -16,17 +17,27 @@ from torch import Tensor
 from frontier.case import Case
 from frontier.chooser import choose
 from frontier.data.files import open_source
-from frontier.data.protocols import Sink
-from frontier.data.sinks import MemorySink, NpySink, NullSink
-from frontier.errors import DataError
+from frontier.data.pipes import PipeSink, PipeSource
+from frontier.data.protocols import Sink, Source
+from frontier.data.sinks import FileSink, MemorySink, NullSink
+from frontier.errors import DataError, ResumeError
+from frontier.flows.steps import Steps
 from frontier.layers.weights import load_state
 from frontier.machine import Machine
 from frontier.planner import Plan
 from frontier.proxy import judge_seed, longest_length
 from frontier.record import Record
-from frontier.rundir import RunDir
+from frontier.rundir import JOURNAL, RunDir
 from frontier.runner import Choices, facts_of_now, run
 from frontier.stream.progress import Progress
+
+log = logging.getLogger("frontier.start")
+
+PIPE = "-"
+NO_FILE = ("none", "memory", PIPE)
+
+# Finished rows that a resume hashes before it believes the rest: 3 GB of case 14, some seconds.
+SAMPLE_ROWS = 8
 
 
 def start(
@@ -41,34 +52,57 @@ def start(
     valid_BS: Tensor | None,
     output: str,
     overwrite: bool,
+    resume: bool,
+    verify: bool,
     quiet: bool,
     choices: Choices,
 ) -> Record:
-    """Check every file against the case, then run.
+    """Check every file against the case, then run, or go on with a run that was killed.
 
     Order    inputs first, the output's space last: a refused run leaves everything as it was.
-    Raises   DataError, CaseError or RunDirError before anything is computed.
+    Raises   DataError, CaseError, RunDirError or ResumeError before anything is computed.
     """
     case, threads = plan.case, min(8, plan.machine.cores)
-    file_output = None if output in ("none", "memory") else output
+    file_output = None if output in NO_FILE else output
     outputs, inputs = (file_output, choices.trace), (case_file, input_path, weights, mask_path)
-    _refuse_same_file([path for path in outputs if path], [path for path in inputs if path])
+    _refuse_pipes(plan, input_path, output, resume, choices)
+    _refuse_same_file([path for path in outputs if path], [path for path in inputs if path and path != PIPE])
     if choices.trace is not None:
         _refuse_trace(choices.trace, overwrite)
     with contextlib.ExitStack() as ending:
-        source = None
+        source: Source | None = None
         if input_path is not None:
-            source = open_source(input_path, case, input_tensor, threads)
+            source = PipeSource(0, case) if input_path == PIPE else open_source(input_path, case, input_tensor, threads)
             ending.callback(source.close)
         state = None if weights is None else load_state(weights, case)
-        kept = ending.enter_context(RunDir(run_dir, overwrite))
+        kept = ending.enter_context(RunDir(run_dir, overwrite, resume))
         for path in outputs:
             if path and kept.owns(path):
                 raise DataError(
                     f"{path} is a file of the run directory {run_dir} itself", hint="name another file or --run-dir"
                 )
-        sink = _open_sink(output, case, overwrite, threads)
-        progress = Progress(case.batch_size * choices.passes, case.row_bytes, quiet)
+        claimed = None
+        if resume:
+            _refuse_resume(output, choices)
+            described = {"kind": "seeded"} if source is None else source.describe()
+            claims = kept.claims(plan, described, os.path.realpath(output))
+            finished = kept.finished_record()
+            if finished is not None:
+                if not os.path.isfile(output):
+                    raise ResumeError(
+                        f"the run in {run_dir} is complete and {output} is not there",
+                        hint="put it back, or start anew with --overwrite",
+                    )
+                log.warning("the run in %s is complete: nothing is left to do", run_dir)
+                return finished
+            if claims is not None and claims.broken_lines:
+                lines = ", ".join(map(str, claims.broken_lines))
+                log.warning("%s is damaged in line %s: what that claimed is made again", run_dir / JOURNAL, lines)
+            claimed = None if claims is None else claims.row_sha256
+        sink = _open_sink(output, case, overwrite, threads, claimed)
+        if isinstance(sink, FileSink):
+            _check_claims(sink, choices.watch, verify)
+        progress = _progress(plan, valid_BS, claimed or (), choices.passes, quiet)
         ending.callback(progress.close)
         return run(
             plan,
@@ -78,9 +112,57 @@ def start(
             valid_BS=valid_BS,
             choices=choices,
             run_dir=kept,
-            output="file" if isinstance(sink, NpySink) else output,
+            output="file" if isinstance(sink, FileSink) else output,
             listeners=(progress,),
         )
+
+
+def _progress(plan: Plan, valid_BS: Tensor | None, done_rows: Collection[int], passes: int, quiet: bool) -> Progress:
+    if plan.chunk is None:
+        return Progress((plan.case.batch_size - len(done_rows)) * passes, plan.case.row_bytes, quiet)
+    rows = (row for row in range(plan.case.batch_size) if row not in done_rows)
+    return Progress(passes * sum(len(step) for step in Steps(plan, valid_BS).of(rows)), 0, quiet, "position")
+
+
+def _refuse_resume(output: str, choices: Choices) -> None:
+    if output in NO_FILE or choices.passes > 1:
+        raise ResumeError(
+            f"--resume finishes an output file, once; the output is {output}, the passes are {choices.passes}",
+            hint="give the --output that the run was started with, and no --passes",
+        )
+
+
+def _refuse_pipes(plan: Plan, input_path: str | None, output: str, resume: bool, choices: Choices) -> None:
+    """A pipe passes each row once."""
+    again = choices.passes > 1 or resume
+    reads_again = again or choices.ceilings or (plan.chunk is not None and not plan.case.causal)
+    if (output == PIPE and again) or (input_path == PIPE and (resume or (not choices.resident and reads_again))):
+        raise DataError(
+            "a pipe passes each row once: no --passes, --ceilings, --resume or chunks of rows that are not causal "
+            "with `-`",
+            hint="name files, or keep standard input with --resident",
+        )
+
+
+def _check_claims(sink: FileSink, watch: Sequence[int], verify: bool) -> None:
+    """That finished rows still are what the journal says: a sample with the watched and the last, or all."""
+    rows = sorted(sink.claimed)
+    if not verify:
+        every = max(1, len(rows) // SAMPLE_ROWS)
+        rows = sorted({*rows[::every], *rows[-1:], *(row for row in watch if row in sink.claimed)})
+    try:
+        changed = sink.changed_rows(rows)
+        if changed and (sink.is_whole or not verify):
+            shown = ", ".join(map(str, changed[:SAMPLE_ROWS]))
+            raise ResumeError(
+                f"{len(changed)} of {len(rows)} finished rows looked at are not what the journal says: {shown}",
+                hint="start anew with --overwrite" if sink.is_whole else "--verify looks at all and makes those again",
+            )
+    except BaseException:
+        sink.abandon()
+        raise
+    if changed:
+        log.warning("%d finished rows are not what the journal says; they are made again", len(changed))
 
 
 def _refuse_same_file(outputs: Sequence[str | Path], inputs: Sequence[str | Path]) -> None:
@@ -108,12 +190,14 @@ def _refuse_trace(trace: Path, overwrite: bool) -> None:
         raise DataError(f"{trace} cannot be written: {reason.strerror}", hint="name another with --trace") from None
 
 
-def _open_sink(output: str, case: Case, overwrite: bool, threads: int) -> Sink:
+def _open_sink(output: str, case: Case, overwrite: bool, threads: int, claimed: Mapping[int, str] | None) -> Sink:
     if output == "none":
         return NullSink()
+    if output == PIPE:
+        return PipeSink(1, case)
     if output == "memory":
         return MemorySink(case, threads)
-    return NpySink(output, case, overwrite, threads)
+    return FileSink(output, case, overwrite, threads, claimed)
 
 
 def proxy_records(

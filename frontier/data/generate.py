@@ -32,15 +32,27 @@ class SeededSource:
         self._case = case
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="generate")
 
-    def read(self, rows: Span, into_BSD: Tensor) -> None:
+    def read(self, rows: Span, into_BSD: Tensor, positions: Span | None = None) -> None:
         case = self._case
-        assert_holds(into_BSD, rows, case)
-        blocks = list(cut(case.seq_len, BLOCK_POSITIONS))
+        assert_holds(into_BSD, rows, case, positions)
+        within = positions or Span(0, case.seq_len)
+        blocks = [
+            (number, block)
+            for number, block in enumerate(cut(case.seq_len, BLOCK_POSITIONS))
+            if block.start < within.stop and within.start < block.stop
+        ]
 
         def fill_blocks(task: Span) -> None:
-            for number in range(task.start, task.stop):
-                row, block = divmod(number, len(blocks))
-                fill_block(case, rows.start + row, block, into_BSD[row, blocks[block].as_slice()])
+            for turn in range(task.start, task.stop):
+                row, (number, block) = turn // len(blocks), blocks[turn % len(blocks)]
+                wanted = Span(max(block.start, within.start), min(block.stop, within.stop))
+                into_SD = into_BSD[row, wanted.start - within.start : wanted.stop - within.start]
+                if wanted == block:
+                    fill_block(case, rows.start + row, number, into_SD)
+                else:  # a block is drawn whole or not at all: its values depend on its length
+                    whole_SD = torch.empty(len(block), case.d_model)
+                    fill_block(case, rows.start + row, number, whole_SD)
+                    into_SD.numpy()[:] = whole_SD[wanted.start - block.start : wanted.stop - block.start].numpy()
 
         blocks_per_task = max(1, TASK_BYTES * len(blocks) // case.row_bytes)
         spread(self._pool, fill_blocks, cut(len(rows) * len(blocks), blocks_per_task))

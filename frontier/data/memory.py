@@ -42,10 +42,13 @@ def spread(pool: Executor, work: Callable[[Item], object], items: Iterable[Item]
             future.result()
 
 
-def assert_holds(host_BSD: Tensor, rows: Span, case: Case) -> None:
-    """That a tensor handed to a source or sink can hold just these rows."""
+def assert_holds(host_BSD: Tensor, rows: Span, case: Case, positions: Span | None = None) -> None:
+    """That a tensor handed to a source or sink can hold just these rows, or just these positions of one row."""
     assert 0 <= rows.start < rows.stop <= case.batch_size, (rows, case.batch_size)
-    assert host_BSD.shape == (len(rows), case.seq_len, case.d_model), (tuple(host_BSD.shape), rows)
+    within = positions or Span(0, case.seq_len)
+    assert 0 <= within.start < within.stop <= case.seq_len, (within, case.seq_len)
+    assert len(rows) == 1 or positions is None, (rows, positions)
+    assert host_BSD.shape == (len(rows), len(within), case.d_model), (tuple(host_BSD.shape), rows, positions)
     assert host_BSD.dtype == torch.float32 and host_BSD.device.type == "cpu" and host_BSD.is_contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Reads the header of an .npy file, and believes nothing in it unchecked.
+"""Reads the header of an .npy file, and believes nothing in it unchecked; writes the one of an output.
 
 Takes    an opened file, and the dtypes that its reader can use.
 Gives    where the array lies, its shape and dtype.
@@ -48,6 +48,13 @@ def npy_layout(file: InputFile, dtypes: Mapping[str, torch.dtype]) -> Layout:
     if fortran_order:
         raise DataError(f"{file.name} is in Fortran order, this reads C order", hint="save numpy.ascontiguousarray(x)")
     return Layout(dtypes[dtype.str], checked_shape(file.name, shape, _AGAIN), header_bytes)
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    """What `numpy.save` writes before a float32 array of this shape."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return header.getvalue()
 
 
 def _measure(file: InputFile, head: bytes) -> tuple[tuple[int, int], int]:

@@ -17,8 +17,8 @@ from frontier.spans import Span
 class Source(Protocol):
     """Rows of input, by number. Reading a row twice gives the same bytes."""
 
-    def read(self, rows: Span, into_BSD: Tensor) -> None:
-        """Fill `into_BSD`, contiguous float32 on the host and perhaps pinned, with `rows`."""
+    def read(self, rows: Span, into_BSD: Tensor, positions: Span | None = None) -> None:
+        """Fill `into_BSD`, contiguous float32 on the host and perhaps pinned, with `rows`, or a part of one row."""
 
     def describe(self) -> dict[str, Any]:
         """The manifest's "input" entry (contract section 6)."""
@@ -28,10 +28,10 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """Takes rows of output, in any order, each once per pass."""
+    """Takes rows of output, in any order, each once per pass; the parts of one row from its first to its last."""
 
-    def write(self, rows: Span, host_BSD: Tensor) -> None:
-        """Keep `rows`. The tensor may be reused as soon as this returns."""
+    def write(self, rows: Span, host_BSD: Tensor, positions: Span | None = None) -> None:
+        """Keep `rows`, or a part of one row. The tensor may be reused as soon as this returns."""
 
     def finish(self) -> None:
         """All rows are here: give the output its final name."""

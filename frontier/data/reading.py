@@ -33,6 +33,7 @@ class InputFile:
             kind = "a directory" if stat.S_ISDIR(opened.st_mode) else "a device or pipe"
             raise DataError(f"{self.name} is {kind}, not a file", hint="give the path of a regular file")
         self.size_bytes = opened.st_size
+        self.state = {"size_bytes": opened.st_size, "mtime_ns": opened.st_mtime_ns}
         self._opened = opened
         self._closed = False
 

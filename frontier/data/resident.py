@@ -29,9 +29,10 @@ class ResidentSource:
         source.read(Span(0, case.batch_size), self._host_BSD)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="resident")
 
-    def read(self, rows: Span, into_BSD: Tensor) -> None:
-        assert_holds(into_BSD, rows, self._case)
-        copy(self._pool, into_BSD, self._host_BSD[rows.as_slice()])
+    def read(self, rows: Span, into_BSD: Tensor, positions: Span | None = None) -> None:
+        assert_holds(into_BSD, rows, self._case, positions)
+        within = positions or Span(0, self._case.seq_len)
+        copy(self._pool, into_BSD, self._host_BSD[rows.as_slice(), within.as_slice()])
 
     def describe(self) -> dict[str, Any]:
         return self._source.describe()

@@ -1,4 +1,4 @@
-"""Reads the header of a .safetensors file, and believes nothing in it unchecked.
+"""Reads the header of a .safetensors file, and believes nothing in it unchecked; writes the one of an output.
 
 Takes    an opened file, the dtypes that its reader can use, and perhaps a tensor's name.
 Gives    where that tensor lies, its shape and dtype.
@@ -9,6 +9,7 @@ The safetensors package maps the files it opens; inputs are never mapped here.
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from frontier.units import MIB
 
 HEADER_CAP_BYTES = 8 * MIB  # some 80,000 tensors
 INPUT_NAMES = ("x", "input")
+OUTPUT_NAME = "y"
 _SHOWN_NAMES, _SHOWN_LETTERS = 8, 60
 _AGAIN = "write it again with safetensors.torch.save_file"
 
@@ -57,6 +59,14 @@ def safetensors_layout(file: InputFile, dtypes: Mapping[str, torch.dtype], tenso
             hint=_AGAIN,
         )
     return layout
+
+
+def safetensors_header(shape: tuple[int, ...]) -> bytes:
+    """What stands before a single float32 tensor, called `y`, as `safetensors.torch.save_file` writes it."""
+    entry = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 4 * math.prod(shape)]}
+    text = json.dumps({OUTPUT_NAME: entry}, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text
 
 
 def _read_entries(file: InputFile) -> tuple[int, dict[str, _Entry]]:

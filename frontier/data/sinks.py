@@ -1,90 +1,181 @@
-"""Where rows of output go: into an .npy file, into host memory, or nowhere.
+"""Where rows of output go: into a file, into host memory, or nowhere.
 
-Takes    rows as they leave the pipeline, in any order.
+Takes    rows as they leave the pipeline, in any order, or the parts of a row, in order.
 Gives    a whole file or nothing under its name; a tensor; or only the time it took to come here.
 Knows nothing of how rows were made.
 
 Shapes   B rows, S positions, D width.
 """
 
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
 from frontier.case import Case
+from frontier.data.hashing import hash_of_blocks
 from frontier.data.memory import assert_holds, bytes_of, copy, poisoned, spread
-from frontier.data.writing import PartialNpy
-from frontier.errors import DataError
-from frontier.spans import Span, cut
+from frontier.data.npy_header import npy_header
+from frontier.data.safetensors_header import safetensors_header
+from frontier.data.writing import PartialFile
+from frontier.errors import DataError, FrontierError
+from frontier.spans import Span, cut, joined
 from frontier.units import MIB
 
 PIECE_BYTES = 16 * MIB
+HASH_PIECE_BYTES = MIB  # read back into memory of its own, one piece a thread
+
+_HEADERS: Mapping[str, Callable[[tuple[int, ...]], bytes]] = {".npy": npy_header, ".safetensors": safetensors_header}
 
 
-class NpySink:
-    """One float32 `[B, S, D]` file. It bears its name only when every row is in it.
+class RowJournal(Protocol):
+    """Is told which rows are whole; may ask the sink for hashes and syncs until it is closed."""
 
-    Raises   DataError if the name is taken (unless `overwrite`), another run writes it, or the disk is too small.
+    def add(self, rows: Span) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class FileSink:
+    """One float32 `[B, S, D]` array in a file. It bears its name only when every row is in it.
+
+    `claimed` is what the journal of a killed run says of each finished row, if it is to be gone on with: empty
+    means that a part is there or not, and nothing in it counts.
+
+    Raises   DataError if the name is taken (unless `overwrite`), another run writes it, or the disk is too small;
+             ResumeError if the part with the claimed rows is not there.
     """
 
-    def __init__(self, path: str | Path, case: Case, overwrite: bool = False, threads: int = 4) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        case: Case,
+        overwrite: bool = False,
+        threads: int = 4,
+        claimed: Mapping[int, str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        if self.path.suffix not in _HEADERS:
+            raise DataError(
+                f"{path} ends in `{self.path.suffix}`, an output ends in {' or '.join(_HEADERS)}",
+                hint=f"name it {self.path.stem}.npy",
+            )
         self._case = case
-        self._file = PartialNpy(path, (case.batch_size, case.seq_len, case.d_model), overwrite=overwrite)
+        self._file = PartialFile(
+            path,
+            _HEADERS[self.path.suffix]((case.batch_size, case.seq_len, case.d_model)),
+            case.input_bytes,
+            overwrite=overwrite,
+            part="refuse" if claimed is None else "keep" if claimed else "replace",
+        )
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="write")
-        self._whole_rows: set[int] = set()
+        self.claimed = dict(claimed or {})
         self._finished = False
+        self.whole_rows = set(self.claimed)
+        self._journal: RowJournal | None = None
 
-    def write(self, rows: Span, host_BSD: Tensor) -> None:
-        """Put `rows` in their place in the file.
+    def tell(self, journal: RowJournal) -> None:
+        """Name rows to `journal` as soon as they are whole; it is closed before the file is."""
+        self._journal = journal
+
+    def write(self, rows: Span, host_BSD: Tensor, positions: Span | None = None) -> None:
+        """Put `rows`, or a part of one row, in their place in the file.
 
         Raises   DataError if the disk is full or fails.
         """
-        assert_holds(host_BSD, rows, self._case)
+        assert_holds(host_BSD, rows, self._case, positions)
         data = bytes_of(host_BSD)
-        begin_bytes = rows.start * self._case.row_bytes
-        self._whole_rows.difference_update(range(*rows))
+        row_bytes, first_position = self._case.row_bytes, positions.start if positions else 0
+        begin_bytes = rows.start * row_bytes + first_position * (row_bytes // self._case.seq_len)
+        self.whole_rows.difference_update(range(*rows))
+        self._file.write_header()
         spread(
             self._pool,
             lambda piece: self._file.write(data[piece.as_slice()], begin_bytes + piece.start),
             cut(len(data), PIECE_BYTES),
         )
-        self._whole_rows.update(range(*rows))
+        if positions is None or positions.stop == self._case.seq_len:
+            self.whole_rows.update(range(*rows))
+            if self._journal is not None:
+                self._journal.add(rows)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the run that was killed had already given the file its name."""
+        return self._file.is_whole
+
+    def sync(self) -> None:
+        """Bring all that was written so far to the disk.
+
+        Raises   DataError if the disk fails.
+        """
+        self._file.sync()
+
+    def row_hash(self, row: int) -> str:
+        """The hash of what lies in the file where a row is."""
+        position_bytes = self._case.row_bytes // self._case.seq_len
+
+        def digest_of(block: Span) -> bytes:
+            found, buffer = hashlib.sha256(), memoryview(bytearray(min(HASH_PIECE_BYTES, len(block) * position_bytes)))
+            begin_bytes = row * self._case.row_bytes + block.start * position_bytes
+            for piece in cut(len(block) * position_bytes, len(buffer)):
+                self._file.read_into(buffer[: len(piece)], begin_bytes + piece.start)
+                found.update(buffer[: len(piece)])
+            return found.digest()
+
+        return hash_of_blocks(self._case.seq_len, digest_of, self._pool)
+
+    def changed_rows(self, rows: Iterable[int]) -> list[int]:
+        """Those of the claimed `rows` that are not what was claimed; they count as never written from now on."""
+        changed = [row for row in rows if self.row_hash(row) != self.claimed[row]]
+        for row in changed:
+            del self.claimed[row]
+        self.whole_rows.difference_update(changed)
+        return changed
+
+    def read_row(self, row: int, into_SD: Tensor) -> None:
+        """Fill `into_SD` with a row that is whole."""
+        self._file.read_into(bytes_of(into_SD), row * self._case.row_bytes)
 
     def finish(self) -> None:
         """Bring the file to the disk and give it its name.
 
         Raises   DataError if a row was never written, the disk fails, or the name was taken meanwhile.
         """
-        if len(self._whole_rows) < self._case.batch_size:
+        if len(self.whole_rows) < self._case.batch_size:
             raise DataError(
-                f"{self._file.path} is not whole: {self._describe_rows()}",
+                f"{self.path} is not whole: {self._describe_rows()}",
                 hint="run again; rows that are whole stay where they are until then",
             )
+        if self._journal is not None:
+            self._journal.close()
         self._file.commit()
         self._finished = True
         self._pool.shutdown()
 
     def abandon(self) -> str:
         """Close the part and keep it, unless nothing is in it; say which. After `finish` the output stays."""
+        if self._journal is not None:
+            with suppress(FrontierError):  # an earlier error is on its way
+                self._journal.close()
         self._pool.shutdown()
-        if self._finished:
-            return f"{self._file.path.name} is whole"
-        if not self._whole_rows:
+        if self._finished or self.is_whole:
+            self._file.close()
+            return f"{self.path.name} is whole"
+        if not self.whole_rows:
             self._file.discard()
             return f"no row is whole, {self._file.partial.name} is removed"
         self._file.close()
         return self._describe_rows()
 
     def _describe_rows(self) -> str:
-        spans: list[Span] = []
-        for row in sorted(self._whole_rows):
-            if spans and spans[-1].stop == row:
-                spans[-1] = Span(spans[-1].start, row + 1)
-            else:
-                spans.append(Span(row, row + 1))
+        spans = joined(self.whole_rows)
         texts = [f"{span.start}-{span.stop - 1}" if len(span) > 1 else f"{span.start}" for span in spans]
-        subject, verb = ("rows", "are") if len(self._whole_rows) > 1 else ("row", "is")
+        subject, verb = ("rows", "are") if len(self.whole_rows) > 1 else ("row", "is")
         rows = f"{subject} {', '.join(texts)}" if texts else "no row"
         return f"{rows} of {self._case.batch_size} {verb} whole in {self._file.partial.name}"
 
@@ -97,9 +188,10 @@ class MemorySink:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="keep")
         self.host_BSD = poisoned(self._pool, case.batch_size, case.seq_len, case.d_model)
 
-    def write(self, rows: Span, host_BSD: Tensor) -> None:
-        assert_holds(host_BSD, rows, self._case)
-        copy(self._pool, self.host_BSD[rows.as_slice()], host_BSD)
+    def write(self, rows: Span, host_BSD: Tensor, positions: Span | None = None) -> None:
+        assert_holds(host_BSD, rows, self._case, positions)
+        within = positions or Span(0, self._case.seq_len)
+        copy(self._pool, self.host_BSD[rows.as_slice(), within.as_slice()], host_BSD)
 
     def finish(self) -> None:
         """Nothing is left to do: another pass may write the rows again."""
@@ -111,7 +203,7 @@ class MemorySink:
 class NullSink:
     """Takes every row and keeps none, for measuring."""
 
-    def write(self, rows: Span, host_BSD: Tensor) -> None:
+    def write(self, rows: Span, host_BSD: Tensor, positions: Span | None = None) -> None:
         """Forget `rows`."""
 
     def finish(self) -> None:

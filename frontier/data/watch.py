@@ -7,7 +7,7 @@ Knows nothing of how a row is judged.
 Shapes   B rows, S positions, D width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from frontier.case import Case
-from frontier.data.hashing import row_hash
+from frontier.data.hashing import RowHash, row_hash
 from frontier.data.memory import assert_holds, bytes_of, copy, poisoned
-from frontier.data.writing import PartialNpy
+from frontier.data.npy_header import npy_header
+from frontier.data.protocols import Source
+from frontier.data.writing import PartialFile
 from frontier.errors import DataError
 from frontier.spans import Span
 
@@ -38,16 +40,23 @@ class Watcher:
         self._pool = pool
         self._watched = sorted(set(watched))
         self._input_hashes: dict[int, str] = {}
+        self._hashing: dict[int, RowHash] = {}
         self._outputs_SD = {row: poisoned(pool, case.seq_len, case.d_model) for row in self._watched}
         self._seen_outputs: set[int] = set()
 
-    def saw_input(self, rows: Span, host_BSD: Tensor) -> None:
-        """Hash the watched among `rows`.
+    def saw_input(self, rows: Span, host_BSD: Tensor, positions: Span | None = None) -> None:
+        """Hash the watched among `rows`, or the next part of a watched row.
 
         Raises   DataError if a row is not what it was in an earlier pass.
         """
-        for row, host_SD in self._watched_in(rows, host_BSD):
-            now = row_hash(host_SD, self._pool)
+        within = positions or Span(0, self._case.seq_len)
+        for row, host_SD in self._watched_in(rows, host_BSD, positions):
+            if within.start == 0:
+                self._hashing[row] = RowHash(self._pool)
+            self._hashing[row].add(host_SD)
+            if within.stop < self._case.seq_len:
+                continue
+            now = self._hashing.pop(row).hexdigest()
             before = self._input_hashes.setdefault(row, now)
             if now != before:
                 raise DataError(
@@ -56,11 +65,23 @@ class Watcher:
                     hint="run again on an input that nothing else writes to; if it is seeded, test the host's memory",
                 )
 
-    def saw_output(self, rows: Span, host_BSD: Tensor) -> None:
-        """Keep a copy of the watched among `rows`; a later pass replaces it."""
-        for row, host_SD in self._watched_in(rows, host_BSD):
-            copy(self._pool, self._outputs_SD[row], host_SD)
-            self._seen_outputs.add(row)
+    def saw_output(self, rows: Span, host_BSD: Tensor, positions: Span | None = None) -> None:
+        """Keep a copy of the watched among `rows`, or of a part of a watched row; a later pass replaces it."""
+        within = positions or Span(0, self._case.seq_len)
+        for row, host_SD in self._watched_in(rows, host_BSD, positions):
+            copy(self._pool, self._outputs_SD[row][within.as_slice()], host_SD)
+            if within.stop == self._case.seq_len:
+                self._seen_outputs.add(row)
+
+    def recall(self, finished: Collection[int], source: Source, read_row: Callable[[int, Tensor], None]) -> None:
+        """See the watched among rows that an earlier start of this run has finished, in their source and their sink."""
+        for row in self._watched:
+            if row in finished:
+                host_SD = self._outputs_SD[row]
+                source.read(Span(row, row + 1), host_SD[None])
+                self.saw_input(Span(row, row + 1), host_SD[None])
+                read_row(row, host_SD)
+                self._seen_outputs.add(row)
 
     def save(self, run_dir: Path) -> list[dict[str, Any]]:
         """Write the rows that came out, and return the entries of those that were seen going in and coming out.
@@ -78,8 +99,9 @@ class Watcher:
         for row in sorted(self._seen_outputs & self._input_hashes.keys()):
             output = f"watched/row_{row:08d}.npy"
             host_SD = self._outputs_SD[row]
-            file = PartialNpy(run_dir / output, tuple(host_SD.shape), overwrite=True)
+            file = PartialFile(run_dir / output, npy_header(tuple(host_SD.shape)), host_SD.nbytes, overwrite=True)
             try:
+                file.write_header()
                 file.write(bytes_of(host_SD), 0)
                 file.commit()
             except BaseException:
@@ -95,8 +117,8 @@ class Watcher:
             )
         return entries
 
-    def _watched_in(self, rows: Span, host_BSD: Tensor) -> Iterator[tuple[int, Tensor]]:
-        assert_holds(host_BSD, rows, self._case)
+    def _watched_in(self, rows: Span, host_BSD: Tensor, positions: Span | None) -> Iterator[tuple[int, Tensor]]:
+        assert_holds(host_BSD, rows, self._case, positions)
         for row in self._watched:
             if rows.start <= row < rows.stop:
                 yield row, host_BSD[row - rows.start]

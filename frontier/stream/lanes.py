@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from frontier.spans import Span
 from frontier.stream.ring import Slot
 from frontier.stream.trace import Event, Verb
 
-Work = Callable[[Span, Tensor, Tensor, Tensor], None]
+Work = Callable[[Any, Tensor, Tensor, Tensor], None]
 """`work(span, device_in_BSD, device_out_BSD, device_note)`: fills the last two on the current lane."""
 
 _VERBS: tuple[Verb, ...] = ("upload", "compute", "download")

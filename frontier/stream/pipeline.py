@@ -1,6 +1,6 @@
 """The loop that carries spans through the five verbs, several at once, at any depth.
 
-Takes    spans, slots, lanes, and callables for read, work and write.
+Takes    loads (spans of rows, or steps of a chunked row), slots, lanes, and callables for read, work and write.
 Gives    everything written, or the first error, with all threads ended.
 Knows nothing of cases, layers, files or what the numbers mean.
 """
@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,15 +20,15 @@ from frontier.stream.lanes import Lanes, Work
 from frontier.stream.ring import Slot
 from frontier.stream.trace import Event
 
-Read = Callable[[Span, Tensor], None]
-Write = Callable[[Span, Tensor, Tensor], None]
-"""`write(span, pinned_out_BSD, pinned_note)`"""
+Read = Callable[[Any, Tensor], None]
+Write = Callable[[Any, Tensor, Tensor], None]
+"""`write(load, pinned_out_BSD, pinned_note)`"""
 
 
 class _Trip(NamedTuple):
-    """One slice on its way: a span, and the slot that it will have been read into."""
+    """One load on its way, and the slot that it will have been read into."""
 
-    span: Span
+    load: Span
     read: Future[Slot]
 
 
@@ -37,7 +37,7 @@ class _Stopped(Exception):
 
 
 def stream(
-    spans: Iterable[Span],
+    loads: Iterable[Span],
     slots: list[Slot],
     lanes: Lanes,
     *,
@@ -47,11 +47,12 @@ def stream(
     watch: Callable[[Event], None] = lambda event: None,
     poison: bool = False,
 ) -> None:
-    """Carry each span through read, upload, compute, download and write; return when all are written.
+    """Carry each load through read, upload, compute, download and write; return when all are written.
 
     Depth    is the number of slots; with one slot nothing overlaps, which is the debug mode.
-    Order    spans are read, worked on and written in order, each verb on its own thread or lane.
-    Raises   whatever read, work or write raised first; later slices are not written.
+    Order    loads are read, worked on and written in order, each verb on its own thread or lane; one that reads
+             what another wrote says so by its `after`.
+    Raises   whatever read, work or write raised first; later loads are not written.
     """
     free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
     for slot in slots:
@@ -61,20 +62,29 @@ def stream(
     failed = False
     began_it: BaseException | None = None  # the first failure of any thread
 
+    at_hand: deque[Slot] = deque()  # slots that the reader has taken and not yet filled
+    taken = 0
+
     # No synchronisation besides this queue and the marks is needed: a slot is lent again only after its last
-    # write ended, and by then its upload, compute and download have ended too.
-    def read_one(span: Span) -> Slot:
-        slot = None if failed else free.get()
-        if slot is None or failed:
-            raise _Stopped
+    # write ended, and by then its upload, compute and download have ended too. Writes end in order and each frees
+    # one slot: so many as were taken beyond the ring's depth have ended.
+    def read_one(load: Span) -> Slot:
+        nonlocal taken
+        while not at_hand or (load.after is not None and taken - len(slots) <= load.after):
+            slot = None if failed else free.get()
+            if slot is None or failed:
+                raise _Stopped
+            at_hand.append(slot)
+            taken += 1
+        slot = at_hand.popleft()
         if poison:
             slot.poison_host()
         began_s = time.perf_counter()
-        read(span, slot.pinned_in_BSD[: len(span)])
-        watch(Event("read", span, began_s, time.perf_counter()))
+        read(load, slot.pinned_in_BSD[: load.up])
+        watch(Event("read", load, began_s, time.perf_counter()))
         return slot
 
-    def write_one(span: Span, slot: Slot, wait: Callable[[], list[Event]]) -> None:
+    def write_one(load: Span, slot: Slot, wait: Callable[[], list[Event]]) -> None:
         nonlocal failed, began_it
         try:
             events = wait()
@@ -83,8 +93,8 @@ def stream(
             for event in events:
                 watch(event)
             began_s = time.perf_counter()
-            write(span, slot.pinned_out_BSD[: len(span)], slot.pinned_note)
-            watch(Event("write", span, began_s, time.perf_counter()))
+            write(load, slot.pinned_out_BSD[: load.down], slot.pinned_note)
+            watch(Event("write", load, began_s, time.perf_counter()))
             free.put(slot)
         except BaseException as error:
             if not failed:
@@ -94,12 +104,13 @@ def stream(
             raise
 
     carried: deque[Future[None]] = deque()  # writes not known to have ended
-    started = (_Trip(span, reader.submit(read_one, span)) for span in spans)
+    started = (_Trip(load, reader.submit(read_one, load)) for load in loads)
     try:
         for trip in ahead(min(1, len(slots) - 1), started):
             slot = trip.read.result()
-            mark = lanes.carry(trip.span, slot, work, poison)  # queues the work; does not wait for it
-            carried.append(writer.submit(write_one, trip.span, slot, mark.wait))
+            lent = slot.lent(trip.load.up, trip.load.down)
+            mark = lanes.carry(trip.load, lent, work, poison)  # queues the work; does not wait for it
+            carried.append(writer.submit(write_one, trip.load, slot, mark.wait))
             while carried and carried[0].done():
                 carried.popleft().result()
         for written in carried:

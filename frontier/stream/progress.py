@@ -17,24 +17,28 @@ LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """Rows done of `total_rows`, rate, time left, bytes. Silent when `quiet`."""
+    """Rows done of `total_rows`, rate, time left, bytes. Silent when `quiet`.
 
-    def __init__(self, total_rows: int, row_bytes: int, quiet: bool = False) -> None:
-        self._total_rows, self._row_bytes = total_rows, row_bytes
+    Of chunked rows every step counts by the positions that it brings, as its time does: `unit` names them, and a
+    `row_bytes` of 0 leaves the bytes out.
+    """
+
+    def __init__(self, total_rows: int, row_bytes: int, quiet: bool = False, unit: str = "row") -> None:
+        self._total_rows, self._row_bytes, self._unit = total_rows, row_bytes, unit
         self._rows_done = 0
         self._began_s = self._last_line_s = time.perf_counter()
         self._quiet = quiet
         self._bar = None
         if not quiet and sys.stderr.isatty():
-            self._bar = tqdm(total=total_rows, unit="row", file=sys.stderr, dynamic_ncols=True, smoothing=0.1)
+            self._bar = tqdm(total=total_rows, unit=unit, file=sys.stderr, dynamic_ncols=True, smoothing=0.1)
 
     def __call__(self, event: Event) -> None:
         if event.verb != "write" or self._quiet:
             return
         self._rows_done += len(event.span)
-        done = show_bytes(self._rows_done * self._row_bytes)
+        done = f"{show_bytes(self._rows_done * self._row_bytes)} out" if self._row_bytes else ""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{done} out", refresh=False)
+            self._bar.set_postfix_str(done, refresh=False)
             self._bar.update(len(event.span))
             return
         now_s = time.perf_counter()
@@ -44,7 +48,8 @@ class Progress:
             rate = self._rows_done / (now_s - self._began_s)
             left = show_seconds((self._total_rows - self._rows_done) / rate)
             print(
-                f"{self._rows_done} of {self._total_rows} rows, {rate:.3g} rows/s, {done} out, {left} left",
+                f"{self._rows_done} of {self._total_rows} {self._unit}s, {rate:.3g} {self._unit}s/s, "
+                f"{done}{', ' * bool(done)}{left} left",
                 file=sys.stderr,
                 flush=True,
             )

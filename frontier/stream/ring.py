@@ -1,15 +1,16 @@
 """Slots: the buffers that one slice travels in, allocated once and lent in turn.
 
-Takes    a depth, the shape of the largest slice, a device.
+Takes    a depth, the shape of the largest load, a device.
 Gives    slots; poison for checks.
 Knows nothing of files, layers or what the numbers mean.
 
-Letters  B rows of the largest slice, S positions, D width.
+Letters  B rows of the largest slice, S positions, D width. For a chunked row B counts positions and SD is what
+         one of them may take.
 """
 
 import contextlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,14 +45,24 @@ class Slot:
         for tensor in (self.device_in_BSD, self.device_out_BSD, self.device_note):
             tensor.fill_(math.nan)
 
+    def lent(self, up: int, down: int) -> "Slot":
+        """The same buffers, shortened to what one load takes of them."""
+        return replace(
+            self,
+            pinned_in_BSD=self.pinned_in_BSD[:up],
+            device_in_BSD=self.device_in_BSD[:up],
+            pinned_out_BSD=self.pinned_out_BSD[:down],
+            device_out_BSD=self.device_out_BSD[:down],
+        )
+
     def release(self) -> None:
         for buffer in self.owned:
             buffer.release()
         self.owned.clear()
 
 
-def make_ring(depth: int, shape_BSD: tuple[int, int, int], device: torch.device) -> list[Slot]:
-    """`depth` slots for slices of up to `shape_BSD` float32 values; pinned memory only where there is a card."""
+def make_ring(depth: int, shape_BSD: tuple[int, ...], device: torch.device) -> list[Slot]:
+    """`depth` slots for loads of up to `shape_BSD` float32 values; pinned memory only where there is a card."""
     slots: list[Slot] = []
     with contextlib.ExitStack() as undo:
         for _ in range(depth):
@@ -61,7 +72,7 @@ def make_ring(depth: int, shape_BSD: tuple[int, int, int], device: torch.device)
     return slots
 
 
-def _make_slot(shape_BSD: tuple[int, int, int], device: torch.device) -> Slot:
+def _make_slot(shape_BSD: tuple[int, ...], device: torch.device) -> Slot:
     owned: list[PinnedBuffer] = []
     undo = contextlib.ExitStack()
 

@@ -52,7 +52,7 @@ class Trace:
                 "ph": "X",
                 "pid": 0,
                 "tid": VERBS.index(event.verb),
-                "name": f"{event.verb} {event.span.start}-{event.span.stop - 1}",
+                "name": f"{event.verb} {event.span}",
                 "ts": (event.began_s - start_s) * 1e6,
                 "dur": (event.ended_s - event.began_s) * 1e6,
                 "args": {"start": event.span.start, "stop": event.span.stop},

@@ -4,7 +4,7 @@ import pytest
 import torch
 from output_files import write_all
 
-from frontier.data.sinks import MemorySink, NpySink, NullSink
+from frontier.data.sinks import FileSink, MemorySink, NullSink
 from frontier.spans import Span
 
 
@@ -29,7 +29,7 @@ def test_a_null_sink_takes_all_and_keeps_none(y_BSD):
     assert vars(sink) == {}
 
 
-@pytest.mark.parametrize("make_sink", [MemorySink, lambda case: NpySink("y.npy", case)])
+@pytest.mark.parametrize("make_sink", [MemorySink, lambda case: FileSink("y.npy", case)])
 def test_rows_that_are_not_the_cases_are_our_own_mistake(tmp_path, case, y_BSD, monkeypatch, make_sink):
     monkeypatch.chdir(tmp_path)
     sink = make_sink(case)

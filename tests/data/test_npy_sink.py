@@ -7,7 +7,7 @@ import torch
 from output_files import names, saved_bytes, write_all
 
 from frontier.data import sinks
-from frontier.data.sinks import NpySink
+from frontier.data.sinks import FileSink
 from frontier.errors import DataError
 from frontier.spans import Span, cut
 
@@ -20,7 +20,7 @@ def test_rows_in_any_order_make_the_file_that_numpy_saves(
 ):
     monkeypatch.setattr(sinks, "PIECE_BYTES", piece_bytes)
     path = tmp_path / "y.npy"
-    sink = NpySink(path, case, threads=threads)
+    sink = FileSink(path, case, threads=threads)
     for row in order:
         sink.write(Span(row, row + 1), y_BSD[row : row + 1])
     sink.finish()
@@ -30,7 +30,7 @@ def test_rows_in_any_order_make_the_file_that_numpy_saves(
 
 
 def test_the_tensor_may_be_reused_as_soon_as_write_returns(tmp_path, case, y_BSD):
-    sink = NpySink(tmp_path / "y.npy", case)
+    sink = FileSink(tmp_path / "y.npy", case)
     lent_BSD = torch.empty(2, 40, 6)
     for rows in cut(3, 2):
         lent_BSD[: len(rows)] = y_BSD[rows.as_slice()]
@@ -41,7 +41,7 @@ def test_the_tensor_may_be_reused_as_soon_as_write_returns(tmp_path, case, y_BSD
 
 
 def test_a_second_pass_writes_the_same_file_anew(tmp_path, case, y_BSD):
-    sink = NpySink(tmp_path / "y.npy", case)
+    sink = FileSink(tmp_path / "y.npy", case)
     write_all(sink, y_BSD + 1)
     write_all(sink, y_BSD)
     sink.finish()
@@ -49,7 +49,7 @@ def test_a_second_pass_writes_the_same_file_anew(tmp_path, case, y_BSD):
 
 
 def test_the_name_is_there_only_when_the_file_is_whole(tmp_path, case, y_BSD):
-    sink = NpySink(tmp_path / "y.npy", case)
+    sink = FileSink(tmp_path / "y.npy", case)
     assert names(tmp_path) == ["y.npy.partial"]
     assert (tmp_path / "y.npy.partial").stat().st_size == len(saved_bytes(y_BSD)), "no space was reserved"
     write_all(sink, y_BSD)
@@ -66,7 +66,7 @@ def test_short_writes_are_gone_on_with(tmp_path, case, y_BSD, monkeypatch):
         return real_pwrite(fd, data[:7], offset)
 
     monkeypatch.setattr(os, "pwrite", short_pwrite)
-    sink = NpySink(tmp_path / "y.npy", case)
+    sink = FileSink(tmp_path / "y.npy", case)
     write_all(sink, y_BSD)
     sink.finish()
     assert (tmp_path / "y.npy").read_bytes() == saved_bytes(y_BSD)
@@ -84,7 +84,7 @@ def test_short_writes_are_gone_on_with(tmp_path, case, y_BSD, monkeypatch):
 )
 def test_an_output_with_a_row_never_written_is_not_finished(tmp_path, case, y_BSD, refusal, written, missing):
     path = tmp_path / "y.npy"
-    sink = NpySink(path, case)
+    sink = FileSink(path, case)
     for rows in written:
         sink.write(rows, y_BSD[rows.as_slice()])
     assert refusal(sink.finish) == (
@@ -108,7 +108,7 @@ def test_an_output_with_a_row_never_written_is_not_finished(tmp_path, case, y_BS
     ],
 )
 def test_abandoning_says_what_is_safe_and_where(tmp_path, case, y_BSD, written, sentence, left):
-    sink = NpySink(tmp_path / "y.npy", case)
+    sink = FileSink(tmp_path / "y.npy", case)
     for rows in written:
         sink.write(rows, y_BSD[rows.as_slice()])
     assert sink.abandon() == sentence
@@ -120,7 +120,7 @@ def test_abandoning_says_what_is_safe_and_where(tmp_path, case, y_BSD, written, 
 
 
 def test_abandoning_a_finished_output_leaves_it_whole(tmp_path, case, y_BSD):
-    sink = NpySink(tmp_path / "y.npy", case)
+    sink = FileSink(tmp_path / "y.npy", case)
     write_all(sink, y_BSD)
     sink.finish()
     assert sink.abandon() == "y.npy is whole"
@@ -130,12 +130,12 @@ def test_abandoning_a_finished_output_leaves_it_whole(tmp_path, case, y_BSD):
 def test_a_sink_of_any_end_leaves_no_file_open(tmp_path, case, y_BSD):
     before = set(os.listdir("/proc/self/fd"))
     for ending in ("finish", "abandon"):
-        sink = NpySink(tmp_path / "y.npy", case, overwrite=True)
+        sink = FileSink(tmp_path / "y.npy", case, overwrite=True)
         write_all(sink, y_BSD)
         assert set(os.listdir("/proc/self/fd")) > before
         getattr(sink, ending)()
         assert set(os.listdir("/proc/self/fd")) == before
     for _ in range(2):
         with pytest.raises(DataError):
-            NpySink(tmp_path / "y.npy", case)
+            FileSink(tmp_path / "y.npy", case)
     assert set(os.listdir("/proc/self/fd")) == before

@@ -9,7 +9,7 @@ import sys
 import pytest
 from output_files import LEFT_OVER, OVERWRITE, names, saved_bytes, write_all
 
-from frontier.data.sinks import NpySink
+from frontier.data.sinks import FileSink
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from frontier.data.sinks import NpySink
         ("old.npy", "{path} exists already", OVERWRITE),
         ("dangling.npy", "{path} exists already", OVERWRITE),
         ("dir.npy", "{path} is a directory", "name a file in it"),
-        ("y.bin", "{path} ends in `.bin`, an output ends in .npy", "name it y.npy"),
-        ("y", "{path} ends in ``, an output ends in .npy", "name it y.npy"),
+        ("y.bin", "{path} ends in `.bin`, an output ends in .npy or .safetensors", "name it y.npy"),
+        ("y", "{path} ends in ``, an output ends in .npy or .safetensors", "name it y.npy"),
         ("none/y.npy", "y.npy cannot go to {parent}: No such file or directory", "make the directory first"),
         ("old.npy/y.npy", "y.npy cannot go to {parent}: Not a directory", "make the directory first"),
         ("left.npy", "{path}.partial is left from an interrupted run", LEFT_OVER),
@@ -33,10 +33,10 @@ def test_a_name_that_is_taken_or_cannot_be_is_refused(tmp_path, case, y_BSD, ref
     (tmp_path / "left.npy.partial").write_text("left")
     before = names(tmp_path)
     path = tmp_path / name
-    assert refusal(NpySink, path, case) == (message.format(path=path, parent=path.parent), hint)
+    assert refusal(FileSink, path, case) == (message.format(path=path, parent=path.parent), hint)
     assert names(tmp_path) == before
     assert (tmp_path / "old.npy").read_text() == "old" and (tmp_path / "left.npy.partial").read_text() == "left"
-    sink = NpySink(tmp_path / "free.npy", case)
+    sink = FileSink(tmp_path / "free.npy", case)
     write_all(sink, y_BSD)
     sink.finish()
     assert names(tmp_path) == sorted([*before, "free.npy"])
@@ -45,7 +45,7 @@ def test_a_name_that_is_taken_or_cannot_be_is_refused(tmp_path, case, y_BSD, ref
 def test_overwriting_replaces_an_output_only_when_the_new_one_is_whole(tmp_path, case, y_BSD):
     path = tmp_path / "y.npy"
     path.write_text("old")
-    sink = NpySink(path, case, overwrite=True)
+    sink = FileSink(path, case, overwrite=True)
     write_all(sink, y_BSD)
     assert path.read_text() == "old"
     sink.finish()
@@ -55,7 +55,7 @@ def test_overwriting_replaces_an_output_only_when_the_new_one_is_whole(tmp_path,
 
 def test_overwriting_replaces_what_an_interrupted_run_left(tmp_path, case, y_BSD):
     (tmp_path / "y.npy.partial").write_bytes(b"left" * 5000)
-    sink = NpySink(tmp_path / "y.npy", case, overwrite=True)
+    sink = FileSink(tmp_path / "y.npy", case, overwrite=True)
     write_all(sink, y_BSD)
     sink.finish()
     assert (tmp_path / "y.npy").read_bytes() == saved_bytes(y_BSD)
@@ -64,18 +64,18 @@ def test_overwriting_replaces_what_an_interrupted_run_left(tmp_path, case, y_BSD
 def test_a_link_in_the_place_of_the_part_is_not_followed(tmp_path, case, y_BSD, refusal):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "y.npy.partial").symlink_to("precious")
-    assert refusal(NpySink, tmp_path / "y.npy", case, overwrite=True) == (
+    assert refusal(FileSink, tmp_path / "y.npy", case, overwrite=True) == (
         f"{tmp_path}/y.npy.partial cannot be created: Too many levels of symbolic links",
         "name a file where you may write",
     )
     assert (tmp_path / "precious").read_text() == "precious"
     (tmp_path / "y.npy.partial").unlink()
-    NpySink(tmp_path / "y.npy", case, overwrite=True).abandon()
+    FileSink(tmp_path / "y.npy", case, overwrite=True).abandon()
 
 
 def test_a_name_taken_while_we_ran_is_not_overwritten(tmp_path, case, y_BSD, refusal):
     path = tmp_path / "y.npy"
-    sink = NpySink(path, case)
+    sink = FileSink(path, case)
     write_all(sink, y_BSD)
     path.write_text("theirs")
     assert refusal(sink.finish) == (f"{path} exists already", OVERWRITE)
@@ -86,9 +86,9 @@ def test_a_name_taken_while_we_ran_is_not_overwritten(tmp_path, case, y_BSD, ref
 
 
 def test_a_directory_that_may_only_be_read_is_refused(small_disk, case, refusal):
-    NpySink(small_disk / "y.npy", case).abandon()
+    FileSink(small_disk / "y.npy", case).abandon()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    assert refusal(NpySink, small_disk / "y.npy", case) == (
+    assert refusal(FileSink, small_disk / "y.npy", case) == (
         f"{small_disk}/y.npy.partial cannot be created: Read-only file system",
         "name a file where you may write",
     )
@@ -105,31 +105,31 @@ def test_a_directory_that_may_not_be_entered_is_a_sentence(tmp_path, case, monke
 
     with monkeypatch.context() as closed:
         closed.setattr(os, "stat", closed_stat)
-        assert refusal(NpySink, tmp_path / "y.npy", case) == (
+        assert refusal(FileSink, tmp_path / "y.npy", case) == (
             f"y.npy cannot go to {tmp_path}: Permission denied",
             "make the directory first",
         )
-    NpySink(tmp_path / "y.npy", case).abandon()
+    FileSink(tmp_path / "y.npy", case).abandon()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_second_sink_on_one_output_is_refused(tmp_path, case, y_BSD, refusal, overwrite):
     path = tmp_path / "y.npy"
-    first = NpySink(path, case)
+    first = FileSink(path, case)
     write_all(first, y_BSD)
-    assert refusal(NpySink, path, case, overwrite) == (
+    assert refusal(FileSink, path, case, overwrite) == (
         f"another run is writing {path}",
         "wait for it, or name another file",
     )
     first.finish()
     assert path.read_bytes() == saved_bytes(y_BSD), "the second sink harmed the first one's file"
-    NpySink(path, case, overwrite=True).abandon()
+    FileSink(path, case, overwrite=True).abandon()
 
 
 def test_an_abandoned_sink_does_not_remove_its_successors_part(tmp_path, case):
-    first = NpySink(tmp_path / "y.npy", case)
+    first = FileSink(tmp_path / "y.npy", case)
     first.abandon()
-    second = NpySink(tmp_path / "y.npy", case)
+    second = FileSink(tmp_path / "y.npy", case)
     first.abandon()
     assert names(tmp_path) == ["y.npy.partial"]
     second.abandon()
@@ -140,10 +140,10 @@ KILLED = """
 import sys, torch
 from pathlib import Path
 from frontier.case import Case
-from frontier.data.sinks import NpySink
+from frontier.data.sinks import FileSink
 from frontier.spans import Span
 case = Case(name="small", batch_size=3, seq_len=40, d_model=6, heads=2, ffn_dim=8, layers=1)
-sink = NpySink(Path(sys.argv[1]), case)
+sink = FileSink(Path(sys.argv[1]), case)
 row = 0
 while True:
     sink.write(Span(row % 2, row % 2 + 1), torch.full((1, 40, 6), float(row)))
@@ -158,13 +158,13 @@ def test_a_run_killed_while_it_writes_leaves_only_its_part(tmp_path, case, y_BSD
     with subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True) as run:
         try:
             assert run.stdout is not None and run.stdout.readline() == "writing\n"
-            assert refusal(NpySink, path, case, overwrite=True)[0] == f"another run is writing {path}"
+            assert refusal(FileSink, path, case, overwrite=True)[0] == f"another run is writing {path}"
         finally:
             run.send_signal(signal.SIGKILL)
     assert run.returncode == -signal.SIGKILL
     assert names(tmp_path) == ["y.npy.partial"]
-    assert refusal(NpySink, path, case) == (f"{path}.partial is left from an interrupted run", LEFT_OVER)
-    sink = NpySink(path, case, overwrite=True)
+    assert refusal(FileSink, path, case) == (f"{path}.partial is left from an interrupted run", LEFT_OVER)
+    sink = FileSink(path, case, overwrite=True)
     write_all(sink, y_BSD)
     sink.finish()
     assert path.read_bytes() == saved_bytes(y_BSD)

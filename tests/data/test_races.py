@@ -13,7 +13,7 @@ import torch
 
 from frontier.data.masks import open_mask
 from frontier.data.reading import InputFile
-from frontier.data.sinks import NpySink
+from frontier.data.sinks import FileSink
 from frontier.spans import Span
 
 
@@ -35,10 +35,10 @@ def test_a_part_that_its_owner_gives_away_before_our_lock_is_not_taken(tmp_path,
 
     monkeypatch.setattr(fcntl, "flock", lock_late)
     if meanwhile == "nothing":
-        NpySink(tmp_path / "y.npy", case, overwrite=True).abandon()
+        FileSink(tmp_path / "y.npy", case, overwrite=True).abandon()
         assert not partial.exists()
         return
-    message, hint = refusal(NpySink, tmp_path / "y.npy", case, overwrite=True)
+    message, hint = refusal(FileSink, tmp_path / "y.npy", case, overwrite=True)
     assert message == f"another run is writing {tmp_path / 'y.npy'}"
     assert hint == "wait for it, or name another file"
     if meanwhile == "renamed":
@@ -61,7 +61,7 @@ def test_bytes_reach_the_disk_before_the_name_and_the_name_before_finish_returns
 
     monkeypatch.setattr(os, "fsync", watched_sync)
     monkeypatch.setattr(os, "rename", watched_rename)
-    sink = NpySink(tmp_path / "y.npy", case)
+    sink = FileSink(tmp_path / "y.npy", case)
     sink.write(Span(0, 3), torch.zeros(3, 40, 6))
     assert steps == []
     sink.finish()
@@ -100,7 +100,7 @@ def test_a_full_disk_that_kills_a_mapped_output_is_a_sentence_here(small_disk, m
     mapped = subprocess.run([sys.executable, "-c", FILL_MAPPED, small_disk / "mapped.npy"], timeout=60)
     assert mapped.returncode == -signal.SIGBUS
     (small_disk / "mapped.npy").unlink()
-    message, hint = refusal(NpySink, small_disk / "y.npy", make_case(seq_len=4000))
+    message, hint = refusal(FileSink, small_disk / "y.npy", make_case(seq_len=4000))
     assert message.startswith(f"{small_disk / 'y.npy'} needs 281.38 KiB (288,128 bytes), 64.00 KiB (65,536 bytes)")
     assert message.endswith("are free: No space left on device")
     assert hint == "free space, or name a file on a larger disk"

@@ -119,6 +119,6 @@ def test_a_source_says_where_its_rows_are_from(tmp_path, case, x_BSD):
         ("link.npy", {"kind": "file", "path": f"{tmp_path}/x.npy"}),
         ("x.safetensors", {"kind": "file", "path": f"{tmp_path}/x.safetensors", "tensor": "x"}),
     ):
-        source = open_source(tmp_path / name, case)
-        assert source.describe() == told
+        source, found = open_source(tmp_path / name, case), (tmp_path / name).stat()
+        assert source.describe() == told | {"size_bytes": found.st_size, "mtime_ns": found.st_mtime_ns}
         source.close()

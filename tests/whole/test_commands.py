@@ -164,7 +164,7 @@ def test_a_plan_as_json_is_one_line() -> None:
         (["--batch-size", "1000000000000", "--output", "memory"], ["in host memory", "--output none or a file"]),
         (["--batch-size", "1000000000000", "--resident"], ["in host memory", "--on-the-fly"]),
         (["--d-model", "65536"], ["in host memory", "weights"]),
-        (["--seq-len", "1000000000"], ["kernels address 2,147,483,647", "shorten --seq-len"]),
+        (["--seq-len", "1000000000", "--flow", "whole"], ["kernels address 2,147,483,647", "shorten --seq-len"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -175,7 +175,7 @@ def test_a_plan_that_does_not_fit_gives_both_values_and_a_hint(words: list[str],
 
 
 def test_a_refusal_for_host_memory_lists_all_that_it_sums() -> None:
-    done = frontier("plan", "--device", "cpu", "--case", "14", "--host-budget", "2GiB")
+    done = frontier("plan", "--device", "cpu", "--case", "14", "--host-budget", "2GiB", "--flow", "whole")
     assert_refused(done, 3, "in host memory")
     # Without a card its slots and workspace lie in host memory too, and most of the sum is theirs.
     assert "packed q, k, v" in done.stderr or "workspace" in done.stderr

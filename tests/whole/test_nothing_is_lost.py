@@ -115,14 +115,14 @@ def test_a_disk_that_fills_up_before_the_space_is_reserved_is_refused(monkeypatc
 
 
 def test_a_disk_that_fails_in_the_middle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_write = writing.PartialNpy.write
+    true_write = writing.PartialFile.write
 
-    def failing(self: writing.PartialNpy, data: memoryview, offset_bytes: int) -> None:
+    def failing(self: writing.PartialFile, data: memoryview, offset_bytes: int) -> None:
         if offset_bytes:
             raise self._failure(OSError(errno.EIO, os.strerror(errno.EIO)))
         true_write(self, data, offset_bytes)
 
-    monkeypatch.setattr(writing.PartialNpy, "write", failing)
+    monkeypatch.setattr(writing.PartialFile, "write", failing)
     assert_refused(try_run("--output", "y.npy"), 2, "y.npy cannot be written: Input/output error")
     assert not Path("y.npy").exists() and not is_complete()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from frontier import tuned
 from frontier.case import Case
 from frontier.errors import Unsupported
+from frontier.layers.costs import chunk_refusal
 from frontier.machine import Machine
 from frontier.recipe import REFERENCE, Attention, Recipe, parse_recipe
 from frontier.record import Record, read_records
@@ -52,6 +53,7 @@ def choose(
     passes: float = 1,
     try_kernels: bool = True,
     out_of_memory: Collection[Recipe] = (),
+    chunk: int | None = None,
 ) -> Choice:
     """The recipe for a case: the one asked for, or the fastest that evidence admits and the canary passes.
 
@@ -61,6 +63,7 @@ def choose(
     Order    passing records of this case on this card, fastest first; then of the nearest case on this card;
              then of this case on other cards; then their precision with a kernel of torch's own, which the
              canary checks at the case's length; then float32 with a fused kernel; then the reference.
+    `chunk` is the length at which rows are cut, if they are: then a recipe must be able to, and the canary runs so.
     `try_kernels=False` believes each kernel's rule without running its canary: for overviews of many cases.
     `out_of_memory` names recipes that ran out of it here: they and all that are known to hold as much are passed
     over.
@@ -71,7 +74,9 @@ def choose(
     from frontier.layers.program import refusal as rule
 
     def refusal(recipe: Recipe) -> str | None:
-        return (why_not if try_kernels else rule)(case, recipe, machine)
+        if try_kernels:
+            return why_not(case, recipe, machine, chunk)
+        return (chunk and chunk_refusal(recipe)) or rule(case, recipe, machine)
 
     known = list(read_records() if records is None else records)
     found = candidates(case, machine.name, machine.has_card, known, passes)

@@ -7,7 +7,6 @@ Knows nothing of how anything is done. Torch is imported only inside the command
 
 import json
 import os
-import shutil
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,17 @@ from frontier import __version__
 from frontier.cli_dropin import export, grade
 from frontier.cli_gate import gate
 from frontier.cli_tune import choose, tune
-from frontier.options import Door, Stop, case_of, case_options, machine_of, machine_options, plan_options
+from frontier.options import (
+    Door,
+    Stop,
+    case_of,
+    case_options,
+    free_disk_bytes,
+    machine_of,
+    machine_options,
+    plan_of,
+    plan_options,
+)
 
 
 @click.group(cls=Door, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -54,7 +63,7 @@ def cases(toml: tuple[str, ...], as_json: bool, **options: Any) -> None:
         try:
             planned = make_plan(case, machine, choose(case, machine, try_kernels=False).recipe)
             held = show_bytes(planned.held_bytes("card"))
-            fits = f"fits here: {planned.num_slices} x {planned.slice_rows} rows, {held} on the device"
+            fits = f"fits here: {planned.cut}, {held} on the device"
         except FrontierError as refusal:
             planned, fits = None, f"does not fit here: {refusal}"
         if as_json:
@@ -105,19 +114,19 @@ def plan(as_json: bool, **options: Any) -> None:
     from frontier.record import read_records
     from frontier.show import show_plan
 
-    planned, choice = _plan_of(options)
+    planned, choice = plan_of(options)
     guess = estimate(planned, read_records(), not options["resident"])
     if as_json:
         click.echo(json.dumps(planned.as_dict() | {"case": planned.case.as_dict(), "estimate": guess._asdict()}))
     else:
-        click.echo(show_plan(planned, choice, guess, _free_disk_bytes(options)))
+        click.echo(show_plan(planned, choice, guess, free_disk_bytes(options)))
 
 
 @cli.command()
 @case_options
 @machine_options
 @plan_options
-@click.option("--input", "input_path", help="FILE.npy or FILE.safetensors instead of seeded rows.")
+@click.option("--input", "input_path", help="FILE.npy or .safetensors, or - for stdin (raw float32), not seeded rows.")
 @click.option("--input-tensor", help="Which tensor of a .safetensors input, if it holds several.")
 @click.option("--weights", type=click.Path(path_type=Path), help="FILE.safetensors instead of seeded weights.")
 @click.option("--mask", help="FILE.npy, bool [batch_size, seq_len]: which tokens are valid.")
@@ -125,6 +134,8 @@ def plan(as_json: bool, **options: Any) -> None:
 @click.option("--ceilings/--no-ceilings", default=None, help="Also time card and road alone  [default: with 2+ passes]")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [default: runs/CASE-TIME]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing output file and run directory.")
+@click.option("--resume", is_flag=True, help="Go on with the run that was stopped or killed in --run-dir.")
+@click.option("--verify", is_flag=True, help="With --resume: hash every finished row, not a sample; mend what differs.")
 @click.option("--trace", type=click.Path(path_type=Path), help="FILE.json in Chrome's trace format, for Perfetto.")
 @click.option("--poison", is_flag=True, help="Fill every slot with NaN before use: a check of the pipeline.")
 @click.option(
@@ -144,15 +155,20 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
             "an input file was given and no place for its output",
             hint="add --output FILE.npy, or --output none to drop it",
         )
+    if (options["resume"] and not options["run_dir"]) or (options["verify"] and not options["resume"]):
+        raise DataError(
+            "--resume needs the --run-dir of the run to go on with, and --verify needs --resume",
+            hint="give the command that was stopped once more, with --run-dir and --resume",
+        )
     case_name, mask_path = options["case_name"], options["mask"]
-    planned, choice = _plan_of(options)
+    planned, choice = plan_of(options)
     Stop.heed()
     run_dir = options.pop("run_dir") or _new_run_dir(planned.case.name)
     if not quiet:
         click.echo(show_plan_line(planned, choice), err=True)
     ceilings = options["passes"] > 1 if options["ceilings"] is None else options["ceilings"]
     kept = ("passes", "resident", "watch", "poison", "allow_nonfinite", "trace")
-    files = ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite")
+    files = ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite", "resume", "verify")
     record = start(
         planned,
         run_dir,
@@ -162,7 +178,8 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
         choices=Choices(ceilings=ceilings, **{name: options[name] for name in kept}),
         **{name: options[name] for name in files},
     )
-    click.echo(record.to_json() if as_json else f"{show_record(record)}\nrun dir   {run_dir}")
+    text = record.to_json() if as_json else f"{show_record(record)}\nrun dir   {run_dir}"
+    click.echo(text, err=options["output"] == "-")
 
 
 @cli.command()
@@ -214,52 +231,6 @@ def report(check: bool) -> None:
 
 for command in (gate, tune, choose, grade, export):
     cli.add_command(command)
-
-
-def _plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
-    """Case, machine, recipe and plan of a command's options, which lose the words that were used."""
-    from frontier.chooser import choose
-    from frontier.data.masks import checked_mask, open_mask
-    from frontier.planner import Keeping
-    from frontier.planner import plan as make_plan
-
-    case, found = case_of(options), machine_of(options)
-    if options["watch"] is None:
-        options["watch"] = tuple(dict.fromkeys((0, case.batch_size - 1)))
-    mask = options.pop("mask", None)
-    options["valid_BS"] = None if mask is None else checked_mask(open_mask(mask, case), case)
-    output = options["output"]
-    keeping = Keeping(
-        resident_input=options["resident"],
-        output=output if output in ("none", "memory") else "file",
-        watch=options["watch"],
-        masked=options["valid_BS"] is not None,
-    )
-    limits = {"ring_depth": options.pop("ring_depth"), "free_disk_bytes": _free_disk_bytes(options)}
-    limits |= {"slice_rows": 1 if options.get("allow_nonfinite") else None}
-    wanted, passes = options.pop("recipe"), options.get("passes", 1)
-    # What cannot fit is refused before a kernel's canary takes memory.
-    hoped = choose(case, found, wanted, passes=passes, try_kernels=False)
-    planned = make_plan(case, found, hoped.recipe, keeping, **limits)
-    choice = choose(case, found, wanted, passes=passes)
-    if choice.recipe != hoped.recipe:
-        planned = make_plan(case, found, choice.recipe, keeping, **limits)
-    return planned, choice
-
-
-def _free_disk_bytes(options: dict[str, Any]) -> int | None:
-    """Free bytes where the output file would lie; None without one."""
-    from frontier.errors import DataError
-
-    if options["output"] in ("none", "memory"):
-        return None
-    path = Path(options["output"])
-    folder = path.resolve().parent
-    if not path.name or not os.path.isdir(folder):
-        raise DataError(
-            f"no folder for the output `{options['output']}`", hint="make it, or name a .npy file, memory or none"
-        )
-    return shutil.disk_usage(folder).free
 
 
 def _is_default(name: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from frontier.case import FLOAT32_BYTES
-from frontier.layers.costs import TILE_TOKENS
+from frontier.layers.costs import TILE_TOKENS, keys_bytes
 from frontier.planner import Plan
 from frontier.record import Record
 
@@ -24,7 +24,7 @@ _PROBE_SIZE = 1024
 _LINK_BYTES_PER_S = 12e9
 _NORMALS_PER_S = 120e6
 # Kernels that a layer launches once and once a tile, and what a launch costs at least: small shapes wait for these.
-_LAUNCHES_A_LAYER, _LAUNCHES_A_TILE, _LAUNCH_S = 3, 14, 5e-6
+_LAUNCHES_A_LAYER, _LAUNCHES_A_TILE, _LAUNCHES_A_MEETING, _LAUNCH_S = 3, 14, 20, 5e-6
 
 
 class Estimate(NamedTuple):
@@ -46,11 +46,19 @@ def estimate(plan: Plan, records: Iterable[Record], on_the_fly: bool) -> Estimat
         basis = f"half of a short matmul probe: {rate / 1e12:.3g} TFLOP/s; no record of this card and recipe"
     case = plan.case
     values = case.input_bytes / FLOAT32_BYTES
-    tiles = -(-plan.slice_rows * case.seq_len // TILE_TOKENS)
-    launches = plan.num_slices * case.layers * (_LAUNCHES_A_LAYER + tiles * _LAUNCHES_A_TILE)
+    parcels, tokens = plan.num_slices, plan.slice_rows * case.seq_len
+    meetings, link_bytes = 0, case.input_bytes
+    if plan.chunk is not None:
+        parcels, tokens = case.batch_size * plan.num_chunks, min(plan.chunk, case.seq_len)
+        # Each chunk meets those before it, or all others.
+        meetings = case.batch_size * case.layers * plan.num_chunks * (plan.num_chunks - 1) // (2 if case.causal else 1)
+        if plan.spool != "card":
+            link_bytes += meetings * keys_bytes(case, plan.recipe, tokens)
+    tiles = -(-tokens // TILE_TOKENS)
+    launches = parcels * case.layers * (_LAUNCHES_A_LAYER + tiles * _LAUNCHES_A_TILE) + meetings * _LAUNCHES_A_MEETING
     parts_s = {
         "compute": case.flops / rate,
-        "link": case.input_bytes / _LINK_BYTES_PER_S if plan.machine.has_card else 0.0,
+        "link": link_bytes / _LINK_BYTES_PER_S if plan.machine.has_card else 0.0,
         "generation": values / (_NORMALS_PER_S * plan.machine.cores) if on_the_fly else 0.0,
     }
     if plan.machine.has_card:
@@ -59,7 +67,7 @@ def estimate(plan: Plan, records: Iterable[Record], on_the_fly: bool) -> Estimat
         return Estimate(sum(parts_s.values()), "compute", basis)
     bound_by = max(parts_s, key=lambda part: parts_s[part])
     # The first slice must arrive before anything can be computed, the last must leave after.
-    fill_s = 2 * parts_s["link"] / plan.num_slices + parts_s["generation"] / plan.num_slices
+    fill_s = (2 * case.input_bytes / _LINK_BYTES_PER_S + parts_s["generation"]) / parcels
     return Estimate(parts_s[bound_by] + fill_s, bound_by, basis)
 
 

@@ -5,9 +5,12 @@ Gives    decorators, parameter types, the group that turns our errors into text.
 Knows nothing of what the commands do.
 """
 
+import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -131,8 +134,19 @@ machine_options = _stacked(
 plan_options = _stacked(
     click.option("--recipe", help="Words such as fp16/packed/cudnn; parts left out are chosen."),
     click.option("--ring-depth", type=click.IntRange(1, 64), help="Slices in flight; 1 is the debug mode."),
+    click.option(
+        "--flow",
+        type=click.Choice(["whole", "chunked"]),
+        help="Rows whole or cut into chunks  [default: whole if it fits]",
+    ),
+    click.option("--chunk", type=click.IntRange(1), help="Positions of a chunk; cuts rows."),
     click.option("--resident/--on-the-fly", default=False, help="Whole input in host memory first, or row by row."),
-    click.option("--output", default="none", show_default=True, help="FILE.npy, memory or none."),
+    click.option(
+        "--output",
+        default="none",
+        show_default=True,
+        help="FILE.npy or .safetensors, memory, none, or - for stdout (raw float32).",
+    ),
     click.option("--watch", type=Rows(), help="Rows kept for the referee  [default: first and last]"),
 )
 
@@ -154,3 +168,72 @@ def machine_of(options: dict[str, Any]) -> Machine:
     )
     machine.limit_allocator()
     return machine
+
+
+def plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
+    """Case, machine, recipe and plan of a command's options, which lose the words that were used."""
+    from frontier.chooser import choose
+    from frontier.data.masks import checked_mask, open_mask
+    from frontier.errors import DoesNotFit, Unsupported
+    from frontier.layers.costs import chunk_refusal
+    from frontier.planner import Keeping
+    from frontier.planner import plan as make_plan
+
+    case, found = case_of(options), machine_of(options)
+    if options["watch"] is None:
+        options["watch"] = tuple(dict.fromkeys((0, case.batch_size - 1)))
+    mask = options.pop("mask", None)
+    options["valid_BS"] = None if mask is None else checked_mask(open_mask(mask, case), case)
+    output = options["output"]
+    keeping = Keeping(
+        resident_input=options["resident"],
+        output="none" if output == "-" else output if output in ("none", "memory") else "file",
+        watch=options["watch"],
+        masked=options["valid_BS"] is not None,
+    )
+    limits = {name: options.pop(name) for name in ("ring_depth", "flow", "chunk")}
+    limits |= {"free_disk_bytes": free_disk_bytes(options), "spool_disk_bytes": _free_spool_bytes(options)}
+    limits |= {"slice_rows": 1 if options.get("allow_nonfinite") else None}
+    wanted, passes = options.pop("recipe"), options.get("passes", 1)
+    # What cannot fit is refused before a kernel's canary takes memory.
+    cut = limits["chunk"] or (case.seq_len if limits["flow"] == "chunked" else None)
+    hoped = choose(case, found, wanted, passes=passes, try_kernels=False, chunk=cut)
+    try:
+        planned = make_plan(case, found, hoped.recipe, keeping, **limits)
+    except (DoesNotFit, Unsupported):
+        if wanted is not None or chunk_refusal(hoped.recipe) is None:
+            raise
+        hoped = choose(case, found, None, passes=passes, try_kernels=False, chunk=case.seq_len)  # one that can cut
+        planned = make_plan(case, found, hoped.recipe, keeping, **limits)
+    for _ in range(3):  # a kernel that its canary refuses gives way to one that may need another cut
+        choice = choose(case, found, wanted, passes=passes, chunk=planned.chunk)
+        if choice.recipe == planned.recipe:
+            return planned, choice
+        planned = make_plan(case, found, choice.recipe, keeping, **limits)
+    raise Unsupported(
+        f"no recipe passes its canary in the cut that it needs: last {choice.recipe}, {planned.cut}",
+        hint="name --recipe and --chunk",
+    )
+
+
+def free_disk_bytes(options: dict[str, Any]) -> int | None:
+    """Free bytes where the output file would lie, with those that a run to be gone on with has taken; or None."""
+    from frontier.errors import DataError
+
+    if options["output"] in ("none", "memory", "-"):
+        return None
+    path = Path(options["output"])
+    folder = path.resolve().parent
+    if not path.name or not os.path.isdir(folder):
+        raise DataError(
+            f"no folder for the output `{options['output']}`", hint="make it, or name a .npy file, memory or none"
+        )
+    begun = [path.with_name(f"{path.name}.partial"), path] if options.get("resume") else []
+    taken_bytes = [part.lstat().st_blocks * 512 for part in begun if part.is_file()]
+    return shutil.disk_usage(folder).free + sum(taken_bytes[:1])
+
+
+def _free_spool_bytes(options: dict[str, Any]) -> int:
+    """Free bytes where keys and values of a row would lie in a file: where the run directory is, or will be."""
+    folder = Path(options.get("run_dir") or "runs").absolute()
+    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free

@@ -5,24 +5,29 @@ Gives    a `Plan`: how much at a time, and every byte it will hold, by name and 
 Knows nothing of files' contents, streams or kernels.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from frontier import ledger
 from frontier.case import Case
-from frontier.errors import DoesNotFit, Unsupported
+from frontier.errors import DoesNotFit, FrontierError, Unsupported
 from frontier.layers.costs import (
-    ALLOCATOR_SLACK_BYTES,
-    GEMM_WORKSPACE_BYTES,
+    MOST_ELEMENTS,
+    MOST_POSITIONS,
+    chunk_refusal,
+    most_positions_per_call,
     most_rows_per_call,
-    weight_bytes,
-    workspace_bytes,
+    spool_bytes,
 )
+from frontier.ledger import NOTHING_KEPT, PLACES, Entry, Keeping, Place, Spool
 from frontier.machine import CONTEXT_BYTES, Machine
-from frontier.recipe import REFERENCE, Recipe
-from frontier.units import GIB, show_bytes
+from frontier.recipe import Recipe
+from frontier.units import show_bytes
 
-Place = Literal["card", "pinned", "host", "disk"]
-PLACES: tuple[Place, ...] = ("card", "pinned", "host", "disk")
+__all__ = ["PLACES", "Entry", "Flow", "Keeping", "Place", "Plan", "Spool", "budgets", "host_total_bytes", "plan"]
+
+Flow = Literal["whole", "chunked"]
 
 # Three slots: one being read or written, one on its way over the link, one at work. Two lose the overlap of
 # reading with writing; more than three hold memory for nothing while reads keep up.
@@ -32,22 +37,21 @@ USUAL_DEPTH = 3
 # more rows would only hold more memory and leave fewer slices to overlap.
 USUAL_SLICE_TOKENS = {True: 131_072, False: 4_096}
 
-# Python, torch and CUDA's libraries in host memory, with a card and without: the peak RSS of case 14 less all that
-# the ledger names is 1.05 GiB with cuDNN and 1.32 GiB with FA4 (H200 host, torch 2.11), 0.5 GiB on a CPU.
-RUNTIME_HOST_BYTES = {True: int(1.4 * GIB), False: int(0.6 * GIB)}
-
-
-class Entry(NamedTuple):
-    """Bytes held under one name in one place for the length of a run."""
-
-    name: str
-    place: Place
-    num_bytes: int
+# Positions of a chunk, with a card and without: more would leave fewer to overlap. Half the least on a card, and keys
+# would take longer to arrive than to be met: 8,192 of case 14 in fp16 0.61 ms at 55 GB/s, 0.55 ms at 500 TFLOP/s.
+USUAL_CHUNK, LEAST_CHUNK = {True: 65_536, False: 4_096}, {True: 16_384, False: 512}
+# Shorter ones are made when they are asked for, never by the plan itself: all their time would go to launches.
+SHORTEST_CHUNK = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a case will be carried out on a machine, and the bytes it will hold."""
+    """How a case will be carried out on a machine, and the bytes it will hold.
+
+    chunk    positions of a chunk where rows are cut (flow `chunked`; then a slice is a row), None: whole rows
+    spool    where keys and values of a row wait that is cut
+    why      one sentence for the flow
+    """
 
     case: Case
     machine: Machine
@@ -55,10 +59,29 @@ class Plan:
     slice_rows: int
     ring_depth: int
     ledger: tuple[Entry, ...]
+    chunk: int | None = None
+    spool: Spool | None = None
+    why: str = "whole rows fit"
+
+    @property
+    def flow(self) -> Flow:
+        return "whole" if self.chunk is None else "chunked"
+
+    @property
+    def num_chunks(self) -> int:
+        """Of one row."""
+        return -(-self.case.seq_len // (self.chunk or self.case.seq_len))
 
     @property
     def num_slices(self) -> int:
         return -(-self.case.batch_size // self.slice_rows)
+
+    @property
+    def cut(self) -> str:
+        """How the batch is cut, for people and for a resume to compare."""
+        if self.chunk is None:
+            return f"{_counted(self.num_slices, 'slice')} of {_counted(self.slice_rows, 'row')}"
+        return f"each row in {_counted(self.num_chunks, 'chunk')} of {_counted(self.chunk, 'position')}"
 
     def held_bytes(self, place: Place) -> int:
         return sum(entry.num_bytes for entry in self.ledger if entry.place == place)
@@ -72,6 +95,10 @@ class Plan:
         """The plain values, for manifests and records."""
         return {
             "recipe": str(self.recipe),
+            "flow": self.flow,
+            "chunk": self.chunk,
+            "spool": self.spool,
+            "why": self.why,
             "slice_rows": self.slice_rows,
             "num_slices": self.num_slices,
             "ring_depth": self.ring_depth,
@@ -80,66 +107,127 @@ class Plan:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """What a run keeps on the host or disk besides its ring; part of the ledger."""
-
-    resident_input: bool = False
-    output: Literal["file", "memory", "none"] = "none"
-    watch: tuple[int, ...] = ()
-    masked: bool = False
-
-
 def plan(
     case: Case,
     machine: Machine,
     recipe: Recipe,
-    keeping: Keeping = Keeping(),  # frozen
+    keeping: Keeping = NOTHING_KEPT,
     *,
     ring_depth: int | None = None,
     slice_rows: int | None = None,
     free_disk_bytes: int | None = None,
+    flow: Flow | None = None,
+    chunk: int | None = None,
+    spool_disk_bytes: int | None = None,
 ) -> Plan:
-    """The cut and depth that fit every budget: the deepest usual ring first, then the longest usual slices.
+    """Whole rows if one fits every budget, else rows cut into chunks; `flow` and `chunk` ask for one of them.
+
+    `spool_disk_bytes`   free for keys and values in a file; None if there is no place for one.
 
     Raises   CaseError if a watched row is none of the case's; DoesNotFit with the sum of the smallest plan
-             tried; Unsupported if one row is too long for the kernels' 32-bit offsets.
+             tried; Unsupported if a call would be too long for the kernels, or the recipe cannot cut rows.
     """
     case.check_watched(keeping.watch)
+    if flow == "whole" and chunk is not None:
+        raise Unsupported(f"whole rows have no chunk of {chunk}", hint="leave out --chunk or --flow whole")
+    refused: FrontierError | None = None
+    if flow != "chunked" and chunk is None:
+        try:
+            whole = _whole(case, machine, recipe, keeping, ring_depth, slice_rows)
+            return _first_that_fits(whole, free_disk_bytes)
+        except (DoesNotFit, Unsupported) as reason:
+            refused = reason
+            if flow == "whole" or (slice_rows or 1) > 1:
+                raise
+    if (against := chunk_refusal(recipe)) is not None:
+        if refused is not None:
+            refused.hint = f"{refused.hint}; rows cannot be cut into chunks: {against}"
+            raise refused
+        raise Unsupported(f"recipe {recipe} cannot cut rows into chunks: {against}", hint="name another --recipe")
+    spools: tuple[Spool, ...] = ("card", "host")
+    if spool_disk_bytes is not None and spool_bytes(case, recipe) <= spool_disk_bytes:
+        spools += ("disk",)
+    why = "asked for" if refused is None else str(refused).partition(" (")[0]
+    chunked = _chunked(case, machine, recipe, keeping, ring_depth, chunk, spools)
+    return replace(_first_that_fits(chunked, free_disk_bytes), why=why)
+
+
+def _first_that_fits(candidates: Iterable[Plan], free_disk_bytes: int | None) -> Plan:
+    """Raises DoesNotFit with the sum of the last one tried."""
+    tried: Plan | None = None
+    for tried in candidates:
+        if not _overruns(tried, free_disk_bytes):
+            return tried
+    assert tried is not None
+    raise _refusal(tried, free_disk_bytes)
+
+
+def _whole(
+    case: Case, machine: Machine, recipe: Recipe, keeping: Keeping, ring_depth: int | None, slice_rows: int | None
+) -> Iterator[Plan]:
+    """The deepest usual ring first, then the longest usual slices."""
     most_rows = min(most_rows_per_call(case), case.batch_size)
     if most_rows < 1:
         raise Unsupported(
-            f"one row of case {case.name} has {3 * case.seq_len * case.d_model:,} elements of q, k and v; "
-            f"kernels address {2**31 - 1:,}",
-            hint="shorten --seq-len",
+            f"one row of case {case.name} has {3 * case.seq_len * case.d_model:,} elements of q, k and v in "
+            f"{case.seq_len:,} positions; kernels address {MOST_ELEMENTS:,} and take {MOST_POSITIONS:,}",
+            hint="leave out --flow whole, so that rows are cut into chunks; or shorten --seq-len",
         )
     usual_rows = min(most_rows, max(1, USUAL_SLICE_TOKENS[machine.has_card] // case.seq_len))
     if slice_rows and min(slice_rows, case.batch_size) > most_rows:
         raise Unsupported(
             f"a slice of {slice_rows} rows of case {case.name} has "
             f"{3 * slice_rows * case.seq_len * case.d_model:,} elements "
-            f"of q, k and v; kernels address {2**31 - 1:,}",
+            f"of q, k and v; kernels address {MOST_ELEMENTS:,}",
             hint=f"take {most_rows} rows a slice at most",
         )
-    depths = [ring_depth] if ring_depth else [d for d in (USUAL_DEPTH, 2, 1)]
     sizes = [min(slice_rows, most_rows)] if slice_rows else _halvings(usual_rows)
-    tried: Plan | None = None
-    for depth in depths:
-        for rows in sizes:
-            num_slices = -(-case.batch_size // rows)
-            tried = Plan(
-                case=case,
-                machine=machine,
-                recipe=recipe,
-                slice_rows=rows,
-                ring_depth=depth if ring_depth else min(depth, num_slices),
-                ledger=(),
-            )
-            tried = _with_ledger(tried, keeping)
-            if not _overruns(tried, free_disk_bytes):
-                return tried
-    assert tried is not None
-    raise _refusal(tried, free_disk_bytes)
+    for depth, rows in ((depth, rows) for depth in _depths(ring_depth) for rows in sizes):
+        lent = depth if ring_depth else min(depth, -(-case.batch_size // rows))
+        held = ledger.whole_rows(case, machine, recipe, keeping, lent, rows)
+        yield Plan(case=case, machine=machine, recipe=recipe, slice_rows=rows, ring_depth=lent, ledger=held)
+
+
+def _chunked(
+    case: Case,
+    machine: Machine,
+    recipe: Recipe,
+    keeping: Keeping,
+    ring_depth: int | None,
+    chunk: int | None,
+    spools: tuple[Spool, ...],
+) -> Iterator[Plan]:
+    """Best first: chunks long enough for their keys to come in time; slots enough to overlap; then the nearest spool;
+    then the deepest usual ring; then the longest chunk."""
+    most, least = most_positions_per_call(case), LEAST_CHUNK[machine.has_card]
+    if chunk is not None and min(chunk, case.seq_len) > most:
+        raise Unsupported(
+            f"a chunk of {chunk:,} positions of case {case.name}: kernels are called on {most:,} at most",
+            hint=f"take --chunk {most} or less",
+        )
+    usual = min(USUAL_CHUNK[machine.has_card], most, case.seq_len)
+    sizes = [chunk] if chunk else [size for size in _halvings(usual) if size >= min(SHORTEST_CHUNK, usual)]
+    ways = [(size, spool, depth) for size in sizes for spool in spools for depth in _depths(ring_depth)]
+    ways.sort(key=lambda way: (way[0] < least, way[2] < 2, spools.index(way[1]), -way[2], -way[0]))
+    for size, spool, depth in ways:
+        yield Plan(
+            case=case,
+            machine=machine,
+            recipe=recipe,
+            slice_rows=1,
+            ring_depth=depth,
+            ledger=ledger.chunked_rows(case, machine, recipe, keeping, depth, size, spool),
+            chunk=size,
+            spool=spool,
+        )
+
+
+def _depths(ring_depth: int | None) -> list[int]:
+    return [ring_depth] if ring_depth else [USUAL_DEPTH, 2, 1]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _halvings(rows: int) -> list[int]:
@@ -148,40 +236,6 @@ def _halvings(rows: int) -> list[int]:
         rows = -(-rows // 2)
         sizes.append(rows)
     return sizes
-
-
-def _with_ledger(plan: Plan, keeping: Keeping) -> Plan:
-    case, depth, rows = plan.case, plan.ring_depth, plan.slice_rows
-    slice_bytes = rows * case.row_bytes
-    card = plan.machine.has_card
-    entries = [
-        Entry("weights", "card", weight_bytes(case, plan.recipe)),
-        Entry(f"{depth} x slice in", "card", depth * slice_bytes),
-        Entry(f"{depth} x slice out", "card", depth * slice_bytes),
-        *(Entry(name, "card", held) for name, held in workspace_bytes(case, plan.recipe, rows).items()),
-        Entry(f"{depth} x slice in", "pinned", depth * slice_bytes),
-        Entry(f"{depth} x slice out", "pinned", depth * slice_bytes),
-        Entry("weights in float32", "host", weight_bytes(case, REFERENCE)),
-        Entry("Python, torch, libraries", "host", RUNTIME_HOST_BYTES[card]),
-    ]
-    if card:
-        entries.append(Entry("GEMM workspaces", "card", GEMM_WORKSPACE_BYTES))
-        entries.append(Entry("allocator slack", "card", ALLOCATOR_SLACK_BYTES))
-        entries.append(Entry("CUDA context", "card", CONTEXT_BYTES))
-    if keeping.masked:
-        entries.append(Entry("a row without its invalid tokens", "card", case.row_bytes))
-    if keeping.resident_input:
-        entries.append(Entry("resident input", "host", case.input_bytes))
-    if keeping.watch:
-        count = len(keeping.watch)
-        entries.append(Entry(f"{count} watched row{'s' * (count > 1)}", "host", count * case.row_bytes))
-    if keeping.output == "memory":
-        entries.append(Entry("output", "host", case.input_bytes))
-    if keeping.output == "file":
-        entries.append(Entry("output", "disk", case.input_bytes))
-    return Plan(
-        case=case, machine=plan.machine, recipe=plan.recipe, slice_rows=rows, ring_depth=depth, ledger=tuple(entries)
-    )
 
 
 def budgets(machine: Machine, free_disk_bytes: int | None = None) -> dict[Place, int | None]:
@@ -230,10 +284,13 @@ def _refusal(plan: Plan, free_disk_bytes: int | None) -> DoesNotFit:
         "host": "raise --host-budget, use --on-the-fly, --output none or a file, or watch fewer rows",
         "disk": "free some space, or choose another disk for --output",
     }[place]
+    if plan.chunk is not None and place == "card":
+        remedy = "raise --device-budget, or let the plan choose --chunk and --ring-depth"
     if parts[0].name == "dense scores":
         remedy = "name a recipe with a fused attention kernel (cudnn, flash, efficient, fa4), or shorten --seq-len"
+    parcel = _counted(plan.slice_rows, "row") if plan.chunk is None else f"chunks of {plan.chunk:,} positions"
     return DoesNotFit(
-        f"{plan.slice_rows} row{'s' * (plan.slice_rows > 1)} of case {plan.case.name} at depth {plan.ring_depth} "
+        f"{parcel} of case {plan.case.name} at depth {plan.ring_depth} "
         f"need {show_bytes(held)} {where}, the budget is {show_bytes(budget)} ({total})",
         hint=remedy,
     )

@@ -35,7 +35,7 @@ def reference_plan(case: Case, machine: Machine) -> Plan:
 
     Raises   DoesNotFit with the sum.
     """
-    return plan(dataclasses.replace(case, batch_size=1), machine, REFERENCE, ring_depth=1)
+    return plan(dataclasses.replace(case, batch_size=1), machine, REFERENCE, ring_depth=1, flow="whole")
 
 
 def longest_length(case: Case, machine: Machine) -> int:
@@ -63,7 +63,7 @@ def judge_seed(
     The reference computes row by row, without TF32, from rows generated anew.
     """
     reference_plan(case, machine)
-    streamed = plan(case, machine, recipe, Keeping(output="memory"))
+    streamed = plan(case, machine, recipe, Keeping(output="memory"), flow="whole")
     state = seeded_state(case)
     source, sink = SeededSource(case, machine.cores), MemorySink(case)
     with Engine(streamed, state) as engine:

@@ -34,11 +34,10 @@ def show_case(case: Case) -> str:
 
 def show_plan(plan: Plan, choice: Choice, guess: Estimate, free_disk_bytes: int | None) -> str:
     """The recipe and those passed over, the cut, the ledger against budgets, and the time to expect."""
-    rows = f"{plan.slice_rows} row{'s' * (plan.slice_rows > 1)}"
     lines = [
         show_case(plan.case),
         *_recipe_lines(choice),
-        f"cut    {plan.num_slices} slice{'s' * (plan.num_slices > 1)} of {rows}, {plan.ring_depth} in flight",
+        f"cut    {plan.cut}, {plan.ring_depth} in flight; {_flow_reason(plan)}",
         f"time   about {show_seconds(guess.pass_s)} a pass, bound by {guess.bound_by} ({guess.basis})",
         "",
         *_ledger_lines(plan, free_disk_bytes),
@@ -74,8 +73,15 @@ def _recipe_lines(choice: Choice) -> Iterator[str]:
 def show_plan_line(plan: Plan, choice: Choice) -> str:
     """The plan on a few lines, for stderr."""
     held = ", ".join(f"{place} {show_bytes(plan.held_bytes(place))}" for place in PLACES if plan.held_bytes(place))
-    cut = f"{plan.num_slices} slice{'s' * (plan.num_slices > 1)}, {plan.ring_depth} in flight"
+    cut = f"{plan.cut}, {plan.ring_depth} in flight" + f"; {_flow_reason(plan)}" * (plan.chunk is not None)
     return "\n".join([show_case(plan.case), *_recipe_lines(choice), f"{cut}; {held}"])
+
+
+def _flow_reason(plan: Plan) -> str:
+    if plan.chunk is None:
+        return plan.why
+    where = {"card": "on the device", "host": "in host memory", "disk": "in a file"}[plan.spool or "card"]
+    return f"keys and values wait {where} ({plan.why})"
 
 
 def show_machine(machine: Machine, kernels: dict[str, str | None], tried: str, pinning_s: float | None) -> str:
@@ -125,6 +131,10 @@ def _record_lines(record: Record) -> Iterator[tuple[str, str]]:
     spread = f", {show_seconds(min(record.pass_s))} to {show_seconds(max(record.pass_s))}"
     times = f"{show_seconds(median_s)}, median of {len(record.pass_s)}{spread if len(record.pass_s) > 1 else ''}"
     yield "pass", f"{times}; {record.tflops:.4g} TFLOP/s (causal attention counts what is visible)"
+    if "resumed" in record.notes:
+        drifted = ", ".join(record.notes["resumed"]["drifted"])
+        differs = f"other than before: {drifted}" if drifted else "same cut, so the same bytes"
+        yield "resumed", f"{record.notes['resumed']['done_rows']} rows were done; times are of the others; {differs}"
     yield "recipe", f"{record.recipe} on {record.machine}, input {record.input}, output {record.output}"
     yield "busy", ", ".join(f"{verb} {show_seconds(seconds)}" for verb, seconds in record.busy_s.items())
     if record.card_s and record.road_s:

@@ -10,15 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_LINES_PER_FILE = 300
-# 5,500 held the streaming program. The in-core shapes brought a gate, a tuner, a drop-in and six kernels: 5,400.
-MOST_LINES_IN_ALL = 11_000
+# 5,500 held the streaming program; a gate, a tuner, a drop-in and seven kernels for in-core shapes brought 5,600,
+# chunks, a journal, pipes and resume 2,000.
+MOST_LINES_IN_ALL = 13_500
 
 FLOORS = (  # lowest first; rooms on one line may not import one another
     {"errors"}, {"units"}, {"spans"},
     {"case", "machine", "recipe", "ranks"},
     {"data", "layers", "stream", "judge"},
-    {"planner", "candidates", "timing", "timelock"}, {"record"}, {"tuned"}, {"chooser", "rundir", "estimate"},
-    {"flows", "bench"}, {"runner", "proxy"}, {"gating"}, {"start", "tuner"},
+    {"ledger"}, {"planner", "candidates", "timing", "timelock"}, {"record"}, {"tuned"},
+    {"chooser", "rundir", "estimate"}, {"flows", "bench"}, {"runner", "proxy"}, {"gating"}, {"start", "tuner"},
     {"report", "adaptors", "grading", "exporting", "show", "options"}, {"cli_tune", "cli_gate", "cli_dropin"}, {"cli"},
 )  # fmt: skip
 FLOOR_OF = {room: turn for turn, rooms in enumerate(FLOORS) for room in rooms}

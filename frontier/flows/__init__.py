@@ -1,1 +1,1 @@
-"""How a plan is carried out: whole rows."""
+"""How a plan is carried out: whole rows, or rows in chunks."""

@@ -8,8 +8,10 @@ Knows nothing of run directories, records or the command line.
 import contextlib
 import resource
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,12 +21,12 @@ from torch import Tensor
 from frontier.data.protocols import Sink, Source
 from frontier.data.watch import Watcher
 from frontier.errors import DoesNotFit
-from frontier.flows.whole import WholeRows, copy_work, input_is_finite, output_is_finite, where_it_began
+from frontier.flows.chunked import ChunkedRows
+from frontier.flows.whole import Fault, WholeRows, copy_work, input_is_finite, output_is_finite
 from frontier.layers.block import matmul_precision
-from frontier.layers.program import by_part, make_program
 from frontier.layers.weights import State, pack
 from frontier.planner import Plan
-from frontier.spans import Span, cut
+from frontier.spans import Span
 from frontier.stream.lanes import CudaLanes, HostLanes, Lanes, Work
 from frontier.stream.pipeline import stream
 from frontier.stream.ring import Slot, make_ring
@@ -48,21 +50,26 @@ class NotFinite(Exception):
 class Engine:
     """Holds what a plan planned, from `with` to its end.
 
-    Raises   DoesNotFit if the card or the host refuses what was planned.
+    `folder`   where a flow may keep a file while it runs; the system's own for such by default
+
+    Raises   DoesNotFit if the card or the host refuses what was planned; DataError if `folder` does.
     """
 
-    def __init__(self, plan: Plan, state: State, valid_BS: Tensor | None = None) -> None:
+    def __init__(self, plan: Plan, state: State, valid_BS: Tensor | None = None, folder: Path | None = None) -> None:
         self.plan = plan
         self.device = torch.device(plan.machine.device)
-        self._state = state
-        program = make_program(state, plan.case, plan.recipe, self.device)
-        self.flow = WholeRows(plan=plan, program=program, valid_BS=valid_BS)
+        self._folder = folder or Path(tempfile.gettempdir())
+        self.flow: WholeRows | ChunkedRows
+        if plan.chunk is None:
+            self.flow = WholeRows(plan, state, valid_BS)
+        else:
+            self.flow = ChunkedRows(plan, pack(state, plan.case, plan.recipe, self.device), valid_BS)
         self.slots: list[Slot] = []
         self.lanes: Lanes = HostLanes()
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> "Engine":
-        case, plan = self.plan.case, self.plan
+        plan = self.plan
         with contextlib.ExitStack() as undo:
             undo.enter_context(matmul_precision(plan.recipe))
             if plan.machine.has_card:
@@ -72,7 +79,8 @@ class Engine:
                 torch.cuda.reset_peak_memory_stats(self.device)
             undo.callback(self._let_go)
             with self.explained():
-                self.slots = make_ring(plan.ring_depth, (plan.slice_rows, case.seq_len, case.d_model), self.device)
+                self.slots = make_ring(plan.ring_depth, self.flow.slot_shape, self.device)
+                self.flow.open(self._folder)
             if plan.machine.has_card:
                 self.lanes = CudaLanes(self.device)  # waits for the default stream, which made weights and slots
             self._undo = undo.pop_all()
@@ -88,6 +96,7 @@ class Engine:
         for slot in self.slots:
             slot.release()
         self.slots = []
+        self.flow.close()
 
     def run_pass(
         self,
@@ -97,37 +106,38 @@ class Engine:
         watch: Watch = lambda event: None,
         *,
         work: Work | None = None,
+        done_rows: Container[int] = (),
         poison: bool = False,
         allow_nonfinite: bool = False,
     ) -> float:
-        """Carry the whole batch through once; return its seconds, first read to last write.
+        """Carry the whole batch, less `done_rows`, through once; return its seconds, first read to last write.
 
         Raises   NotFinite if a slice is not finite (with `allow_nonfinite`: if its input was and its output is
                  not); DoesNotFit if memory ran out after all; whatever source or sink raise.
         """
 
-        def read(rows: Span, pinned_in_BSD: Tensor) -> None:
-            source.read(rows, pinned_in_BSD)
-            if watcher is not None:
-                watcher.saw_input(rows, pinned_in_BSD)
+        excused: set[int] = set()  # rows whose input was not finite, which was allowed
+        flow: Any = self.flow  # each flow knows its own loads
 
-        def write(rows: Span, pinned_out_BSD: Tensor, pinned_note: Tensor) -> None:
-            finite_in, finite_out = input_is_finite(pinned_note), output_is_finite(pinned_note)
-            if (not finite_in and not allow_nonfinite) or (finite_in and not finite_out):
+        def read(load: Span, pinned_in: Tensor) -> None:
+            flow.read(load, pinned_in, source, watcher)
+
+        def write(load: Span, pinned_out: Tensor, pinned_note: Tensor) -> None:
+            rows, finite_in = flow.rows_of(load), input_is_finite(pinned_note)
+            if not finite_in:
+                excused.update(range(*rows))
+            if (not finite_in and not allow_nonfinite) or not (output_is_finite(pinned_note) or rows.start in excused):
                 raise NotFinite(rows, of_input=not finite_in)
-            sink.write(rows, pinned_out_BSD)
-            if watcher is not None:
-                watcher.saw_output(rows, pinned_out_BSD)
+            flow.write(load, pinned_out, sink, watcher)
 
-        spans = cut(self.plan.case.batch_size, self.plan.slice_rows)
         began_s = time.perf_counter()
         with self.explained():
             stream(
-                spans,
+                flow.loads(done_rows),
                 self.slots,
                 self.lanes,
                 read=read,
-                work=work or self.flow.work,
+                work=work or flow.work,
                 write=write,
                 watch=watch,
                 poison=poison,
@@ -143,23 +153,16 @@ class Engine:
         began_s = time.perf_counter()
         stream_here = self.lanes.compute if isinstance(self.lanes, CudaLanes) else None
         with torch.cuda.stream(stream_here), self.explained():
-            for turn, rows in enumerate(cut(self.plan.case.batch_size, self.plan.slice_rows)):
-                slot, taken = self.slots[turn % len(self.slots)], slice(0, len(rows))
-                self.flow.work(rows, slot.device_in_BSD[taken], slot.device_out_BSD[taken], slot.device_note)
+            flow: Any = self.flow
+            for turn, load in enumerate(flow.loads(())):
+                slot = self.slots[turn % len(self.slots)].lent(load.up, load.down)
+                flow.work(load, slot.device_in_BSD, slot.device_out_BSD, slot.device_note)
         self.lanes.drain()
         return time.perf_counter() - began_s
 
-    def upload_once(self, source: Source, row: int) -> Tensor:
-        """One row of the source on the device, in the first slot. For finding faults, after the stream has ended."""
-        slot = self.slots[0]
-        source.read(Span(row, row + 1), slot.pinned_in_BSD[:1])
-        slot.device_in_BSD[:1].copy_(slot.pinned_in_BSD[:1])
-        return slot.device_in_BSD[0]
-
-    def where_it_began(self, x_SD: Tensor, valid_S: Tensor | None) -> tuple[str, int] | None:
-        """(layer, position) where a row that lies on the device stops being finite. After the stream has ended."""
-        case, recipe = self.plan.case, by_part(self.plan.recipe)
-        return where_it_began(x_SD, pack(self._state, case, recipe, self.device), case, recipe, valid_S)
+    def find_fault(self, row: int, source: Source) -> Fault | None:
+        """Where a row stops being finite, if it does. After the stream has ended."""
+        return self.flow.find_fault(row, source, self.slots[0], self.lanes)
 
     def measure_gemm_tflops(self) -> float | None:
         """The card's half-precision matmul rate in this very run, or None without a card or the room for it."""

@@ -1,7 +1,7 @@
 """The table of attention kernels: how to call each, and why it would refuse.
 
 Takes    q, k, v as views of `[B, S, H, K]`.
-Gives    the context in the same layout; refusals as text.
+Gives    the context in the same layout, and its log-sum-exp where a kernel can tell; refusals as text.
 Knows nothing of projections, slices or lanes.
 
 Letters  B rows, S positions, H heads, K head width.
@@ -21,28 +21,62 @@ from frontier.machine import Machine
 from frontier.recipe import Recipe
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+AttendLse = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+"""Besides the context the natural log-sum-exp of each query's scores, float32 `[B, H, S]`."""
 
 # Scores of one query in the registers of one program of eight warps: 64 floats a thread.
 MOST_SCORES = 16_384
 
 
 class Kernel(NamedTuple):
-    """One way to attend: the call, and the reason for which it cannot serve a case here, or None."""
+    """One way to attend: the call, and the reason for which it cannot serve a case here, or None.
+
+    `attend_lse` is the call for blocks of keys whose contexts are merged; None where the kernel tells no
+    log-sum-exp. Queries and keys of unequal numbers all see one another, so no call ever aligns a causal edge.
+    """
 
     attend: Attend
     refuses: Refuses
+    attend_lse: AttendLse | None = None
 
 
 def dense(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
     """The contract's arithmetic: float32 scores materialised, masked, softmaxed, multiplied."""
+    return _dense(q_BSHK, k_BSHK, v_BSHK, causal, lse=False)[0]
+
+
+def _dense(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool, lse: bool = True) -> tuple[Tensor, Tensor]:
     q_BHSK, k_BHSK, v_BHSK = (t.transpose(1, 2).float() for t in (q_BSHK, k_BSHK, v_BSHK))
     scores_BHSS = q_BHSK @ k_BHSK.transpose(2, 3)
     scores_BHSS.mul_(q_BSHK.shape[-1] ** -0.5)
     if causal:
         hidden_SS = torch.ones(scores_BHSS.shape[-2:], dtype=torch.bool, device=scores_BHSS.device).triu_(1)
         scores_BHSS.masked_fill_(hidden_SS, -torch.inf)
+    lse_BHS = scores_BHSS.logsumexp(-1) if lse else scores_BHSS.new_empty(0)
     context_BHSK = torch.softmax(scores_BHSS, dim=-1) @ v_BHSK
-    return context_BHSK.transpose(1, 2).to(q_BSHK.dtype)
+    return context_BHSK.transpose(1, 2).to(q_BSHK.dtype), lse_BHS
+
+
+def _aten(name: str, *before: object, after: tuple[object, ...] = ()) -> AttendLse:
+    """One of PyTorch's own kernels, below SDPA, which keeps the log-sum-exp to itself.
+
+    The efficient kernel pads it to a multiple of 32 positions, cuDNN's has a last axis of 1.
+    """
+
+    def attend_lse(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        q_BHSK, k_BHSK, v_BHSK = (t.transpose(1, 2) for t in (q_BSHK, k_BSHK, v_BSHK))
+        call = getattr(torch.ops.aten, name)
+        context_BHSK, lse, *_ = call(q_BHSK, k_BHSK, v_BHSK, *before, 0.0, causal, *after)
+        B, S, H, _ = q_BSHK.shape
+        return context_BHSK.transpose(1, 2), lse.reshape(B, H, -1)[:, :, :S].float()
+
+    return attend_lse
+
+
+def _flash_lse(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    name = "_scaled_dot_product_flash_attention"
+    call = _aten(name, after=(False,)) if q_BSHK.is_cuda else _aten(f"{name}_for_cpu")
+    return call(q_BSHK, k_BSHK, v_BSHK, causal)
 
 
 def _sdpa(backend: SDPBackend) -> Attend:
@@ -63,6 +97,13 @@ def fa4(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
     answer = flash_attn_func(q_BSHK, k_BSHK, v_BSHK, causal=causal)
     context_BSHK: Tensor = answer[0] if isinstance(answer, tuple) else answer
     return context_BSHK
+
+
+def _fa4_lse(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute.interface import flash_attn_func
+
+    context_BSHK, lse_BHS, *_ = flash_attn_func(q_BSHK, k_BSHK, v_BSHK, causal=causal, return_lse=True)
+    return context_BSHK, lse_BHS
 
 
 def short(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHK: Tensor, causal: bool) -> Tensor:
@@ -127,11 +168,19 @@ def _fused_refuses(case: Case, recipe: Recipe, machine: Machine, *, needs: tuple
 
 
 ATTENTION: dict[str, Kernel] = {
-    "dense": Kernel(dense, never),
-    "cudnn": Kernel(_sdpa(SDPBackend.CUDNN_ATTENTION), _cudnn_refuses),
-    "flash": Kernel(_sdpa(SDPBackend.FLASH_ATTENTION), _flash_refuses),
-    "efficient": Kernel(_sdpa(SDPBackend.EFFICIENT_ATTENTION), _efficient_refuses),
-    "fa4": Kernel(fa4, _fa4_refuses),
+    "dense": Kernel(dense, never, _dense),
+    "cudnn": Kernel(
+        _sdpa(SDPBackend.CUDNN_ATTENTION),
+        _cudnn_refuses,
+        _aten("_scaled_dot_product_cudnn_attention", None, True, after=(False,)),
+    ),
+    "flash": Kernel(_sdpa(SDPBackend.FLASH_ATTENTION), _flash_refuses, _flash_lse),
+    "efficient": Kernel(
+        _sdpa(SDPBackend.EFFICIENT_ATTENTION),
+        _efficient_refuses,
+        _aten("_scaled_dot_product_efficient_attention", None, True),
+    ),
+    "fa4": Kernel(fa4, _fa4_refuses, _fa4_lse),
     "short": Kernel(short, _short_refuses),
     "scores": Kernel(scores, _scores_refuses),
 }

@@ -79,17 +79,30 @@ def run_layers(x_BSD: Tensor, layers: tuple[Layer, ...], last: Norm | None, case
     """
     B, S, D = x_BSD.shape
     x_ND = x_BSD.view(B * S, D)
-    tiles = [tile.as_slice() for tile in cut(B * S, TILE_TOKENS)]
     qkv_N3D = torch.empty(B * S, 3 * D, dtype=working_dtype(recipe), device=x_BSD.device)
     q_BSHK, k_BSHK, v_BSHK = qkv_N3D.view(B, S, 3, case.heads, case.head_width).unbind(2)
-    for tile in tiles:
-        _lead_on(x_ND[tile], None, qkv_N3D[tile], layers[0] if layers else last, recipe)
+    lead_on(x_ND, None, None, qkv_N3D, layers[0] if layers else last, recipe)
     for layer, following in zip(layers, (*layers[1:], last), strict=False):
         context_BSHK = ATTENTION[recipe.attention].attend(q_BSHK, k_BSHK, v_BSHK, case.causal)
         context_ND = context_BSHK.reshape(B * S, D)
-        for tile in tiles:
-            _lead_on(x_ND[tile], _half(x_ND[tile], context_ND[tile], layer, recipe), qkv_N3D[tile], following, recipe)
+        lead_on(x_ND, context_ND, layer, qkv_N3D, following, recipe)
         del context_BSHK, context_ND  # the next attention makes its own
+
+
+def lead_on(
+    x_ND: Tensor,
+    context_ND: Tensor | None,
+    layer: Layer | None,
+    qkv_N3D: Tensor,
+    following: Layer | Norm | None,
+    recipe: Recipe,
+) -> None:
+    """From `layer`'s context (None: from the stack's input) to what follows: the next q, k, v, or the last norm."""
+    for tile in (tile.as_slice() for tile in cut(len(x_ND), TILE_TOKENS)):
+        added_TD = None
+        if layer is not None and context_ND is not None:
+            added_TD = _half(x_ND[tile], context_ND[tile], layer, recipe)
+        _join(x_ND[tile], added_TD, qkv_N3D[tile], following, recipe)
 
 
 def _half(x_TD: Tensor, context_TD: Tensor, layer: Layer, recipe: Recipe) -> Tensor:
@@ -99,7 +112,7 @@ def _half(x_TD: Tensor, context_TD: Tensor, layer: Layer, recipe: Recipe) -> Ten
     return linear(FFN[recipe.ffn].hidden(h_TD, layer.ffn_in), layer.ffn_out)
 
 
-def _lead_on(
+def _join(
     x_TD: Tensor, added_TD: Tensor | None, qkv_T3D: Tensor, following: Layer | Norm | None, recipe: Recipe
 ) -> None:
     """Join what a layer adds with what follows it: the next layer's norm and projections, the last norm, or nothing."""

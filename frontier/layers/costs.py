@@ -33,6 +33,13 @@ ALLOCATOR_SLACK_BYTES = 128 * MIB
 # flash-linear-attention#1080, pytorch#181555).
 MOST_ELEMENTS = (1 << 31) - 1
 
+# Nor may one attention call hold more positions: FA3 and FA4 failed in one call at 4 and 8 million (pitfalls of
+# others: flash-attention#1841, #2662); 2^20 was right with both kernels of an H200.
+MOST_POSITIONS = 1 << 20
+
+# Attention kernels that tell no log-sum-exp, by which blocks of keys are merged.
+WITHOUT_LSE = ("short", "scores")
+
 # CUDA graphs that one stack keeps: a full cut, a short last one, and as many for a second length.
 MOST_GRAPHS = 4
 
@@ -47,7 +54,7 @@ SMALL = 0.65
 
 def is_held(recipe: Recipe, gemms: Literal["projections", "ffn"]) -> bool:
     """Whether these GEMMs stay in float32 under a recipe of lower precision."""
-    return recipe.held in (f"held-{gemms}", "held-all")
+    return recipe.held_at_once in (f"held-{gemms}", "held-all")
 
 
 def gemm_bytes(recipe: Recipe, gemms: Literal["projections", "ffn"]) -> int:
@@ -61,8 +68,8 @@ def rows_at_once(seq_len: int) -> int:
 
 
 def weight_bytes(case: Case, recipe: Recipe) -> int:
-    """Packed weights of all layers on the card; under held-small both kinds."""
-    if recipe.held == "held-small":
+    """Packed weights of all layers on the card; where small rows are done again both kinds."""
+    if recipe.redoes_small:
         return sum(weight_bytes(case, kind) for kind in _kinds(recipe))
     D, F = case.d_model, case.ffn_dim
     projections = 4 * (D * D + D) * gemm_bytes(recipe, "projections")
@@ -71,15 +78,15 @@ def weight_bytes(case: Case, recipe: Recipe) -> int:
 
 
 def _kinds(recipe: Recipe) -> tuple[Recipe, Recipe]:
-    """What held-small takes turns with: the fast one, and the one that keeps GEMMs in float32."""
-    return replace(recipe, held="held-none"), replace(recipe, held="held-all", launch="eager", fusion="by-part")
+    """What takes turns where small rows are done again: the fast recipe, and the one that keeps GEMMs in float32."""
+    return replace(recipe, held=recipe.held_at_once), replace(recipe, held="held-all", launch="eager", fusion="by-part")
 
 
 def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, int]:
     """What the stack holds while it computes `slice_rows` rows, by name; the residual is in the output slot."""
     if recipe.fusion == "stack":
         return {"scratch of the one kernel": _stack_scratch_bytes(case, recipe, slice_rows)}
-    if recipe.held == "held-small":
+    if recipe.redoes_small:
         fast, held = (workspace_bytes(case, kind, slice_rows) for kind in _kinds(recipe))
         return {name: max(fast[name], held.get(name, 0)) for name in fast}
     B, S, D, H = min(slice_rows, rows_at_once(case.seq_len)), case.seq_len, case.d_model, case.heads
@@ -109,12 +116,12 @@ def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, in
 def _stack_scratch_bytes(case: Case, recipe: Recipe, slice_rows: int) -> int:
     """q, k, v of every layer, and a counter for each layer and 16 positions: a full cut's and a short last one's.
 
-    Under held-small the second launch has its own, in float32.
+    A second launch, for small rows, has its own, in float32.
     """
     a_row = case.layers * case.seq_len * 3 * case.d_model * recipe.working_bytes
     rows = min(slice_rows, max(1, STACK_SCRATCH_BYTES // a_row))
     counters = slice_rows * case.layers * -(-case.seq_len // 16) * 4
-    again = recipe.held == "held-small"
+    again = recipe.redoes_small
     return 2 * (rows * a_row * (3 if again else 1) + counters * (2 if again else 1))
 
 
@@ -142,5 +149,58 @@ def _join_bytes(recipe: Recipe, width: int, added: int, normed: int) -> int:
 
 
 def most_rows_per_call(case: Case) -> int:
-    """Rows whose packed q, k, v stay under 2^31 elements; 0 if even one row does not."""
-    return MOST_ELEMENTS // (3 * case.seq_len * case.d_model)
+    """Rows whose packed q, k, v stay under 2^31 elements; 0 if even one row does not, or is too long for a call."""
+    return 0 if case.seq_len > MOST_POSITIONS else MOST_ELEMENTS // (3 * case.seq_len * case.d_model)
+
+
+def most_positions_per_call(case: Case) -> int:
+    """Positions of a chunk whose packed q, k, v stay under 2^31 elements, in one attention call; at least 1."""
+    return max(1, min(MOST_POSITIONS, MOST_ELEMENTS // (3 * case.d_model)))
+
+
+def chunk_refusal(recipe: Recipe) -> str | None:
+    """Why rows cannot be cut into chunks under a recipe, or None."""
+    if recipe.fusion != "by-part":
+        return f"{recipe.fusion} fuses what lies around attention and takes whole rows, not chunks"
+    if recipe.attention in WITHOUT_LSE:
+        return f"attention {recipe.attention} tells no log-sum-exp, by which chunks are merged"
+    if recipe.launch != "eager":
+        return f"{recipe.launch} serves whole rows of one shape; chunks are launched eagerly"
+    if recipe.redoes_small:
+        return f"{recipe.held} judges whole rows; chunks of a row leave one by one"
+    return None
+
+
+def keys_bytes(case: Case, recipe: Recipe, positions: int) -> int:
+    """Keys and values of one layer for so many positions."""
+    return positions * 2 * case.d_model * recipe.working_bytes
+
+
+def chunk_floats(case: Case, recipe: Recipe) -> int:
+    """Float32 numbers of a slot that one position takes: its residual, or its keys and values."""
+    return max(case.d_model, 2 * case.d_model * recipe.working_bytes // FLOAT32_BYTES)
+
+
+def spool_bytes(case: Case, recipe: Recipe) -> int:
+    """Keys and values of one row: of all layers if it is causal; else of one, and the residual between layers."""
+    if case.causal:
+        return case.layers * keys_bytes(case, recipe, case.seq_len)
+    return keys_bytes(case, recipe, case.seq_len) + case.row_bytes
+
+
+def chunk_workspace_bytes(case: Case, recipe: Recipe, chunk: int) -> dict[str, int]:
+    """What one chunk holds on the card while it computes, by name."""
+    C, D, H, w = min(chunk, case.seq_len), case.d_model, case.heads, recipe.working_bytes
+    lse = C * H * FLOAT32_BYTES
+    held = {
+        "chunk's residual and attention": 2 * C * D * FLOAT32_BYTES + lse,
+        "chunk's packed q, k, v": C * 3 * D * w,
+        # its context, its log-sum-exp and what the merge makes of that
+        "attention to one key chunk": C * D * w + 10 * lse,
+        # of a whole row's, and the merged context before its GEMM
+        "tile temporaries": min(TILE_TOKENS, C) * (_token_bytes(case, recipe) + D * gemm_bytes(recipe, "projections")),
+    }
+    if recipe.attention == "dense":
+        # float32 q, k, v and context; scores, their softmax and exponentials; the causal mask
+        held["dense scores"] = 4 * C * D * FLOAT32_BYTES + 3 * H * C * C * FLOAT32_BYTES + C * C
+    return held

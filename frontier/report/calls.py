@@ -140,7 +140,7 @@ def _binds(record: Record) -> str:
 def _budget(record: Record) -> str:
     exact = tuned.budget_of(record)
     usual = [g for g in record.verdicts["gate"].get("groups", []) if g.get("scale") == 1 and not g.get("stress")]
-    script = max((max(g["script"]["budgets"]) for g in usual if g.get("script")), default=None)
+    script = max((max(map(float, g["script"]["budgets"])) for g in usual if g.get("script")), default=None)
     return " / ".join(f"{value:.3f}" for value in (exact, script) if value is not None)
 
 
@@ -270,8 +270,8 @@ def _worst(gate: dict[str, Any]) -> str:
     if worst.get("verdict") == "pass" or "row" not in worst:
         return str((gate.get("reasons") or ["see its record"])[0])
     place = f"row {worst['row']}, position {worst['position']}, channel {worst['channel']}"
-    values = f"{worst['got']:.6g} for {worst['wanted']:.6g}"
-    return f"{worst['budget']:.3g} of the budget at {place} ({values}), {worst.get('trial', 'one trial')}"
+    values = f"{float(worst['got']):.6g} for {float(worst['wanted']):.6g}"
+    return f"{float(worst['budget']):.3g} of the budget at {place} ({values}), {worst.get('trial', 'one trial')}"
 
 
 def _grade(key: str, part: str, form: str) -> Callable[[Record], str]:

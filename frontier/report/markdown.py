@@ -7,6 +7,7 @@ Knows nothing of how runs are made.
 
 import statistics
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from frontier.record import EVIDENCE, Record, read_records
@@ -59,6 +60,16 @@ def results_text(records: list[Record]) -> str:
         ):
             if kept:
                 parts += ["", f"### {title}", "", with_columns(kept, columns)]
+        cut = [r for r in here if r.kind == "chunk-error"]
+        if cut:
+            parts += [
+                "",
+                "### Error against the number of chunks",
+                "",
+                _CHUNKS_SAY,
+                "",
+                with_columns(cut, CHUNK_COLUMNS),
+            ]
         for section in calls.sections(here):
             parts += ["", section]
     return "\n".join(parts) + "\n"
@@ -144,6 +155,11 @@ def _referee(record: Record, key: str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value or "")
 
 
+def _chunk_error(record: Record, count: str) -> str:
+    error = record.notes["errors"][count]
+    return f"{error['rms']:.3g} ({error['budget']:.3f})"
+
+
 def _command(record: Record) -> str:
     return f"`{record.command}`"
 
@@ -194,7 +210,18 @@ PROXY_COLUMNS: tuple[Column[Record], ...] = (
     ("verdict", lambda r: str(r.verdicts["proxy"]["verdict"])),
     ("elements", lambda r: f"{r.verdicts['proxy']['elements']:,}"),
     ("failing", lambda r: f"{r.verdicts['proxy']['failing']:,}"),
-    ("largest budget fraction", lambda r: f"{r.verdicts['proxy']['budget']:.3f}"),
+    ("largest budget fraction", lambda r: f"{float(r.verdicts['proxy']['budget']):.3f}"),
+    ("command", _command),
+)
+_CHUNKS_SAY = (
+    "One row cut into so many chunks, whose attention is merged by log-sum-exp in float32, against the referee's "
+    "float64: the error's norm over the row's, and the largest budget fraction in brackets."
+)
+_CHUNKS = ("1", "2", "8", "64")
+CHUNK_COLUMNS: tuple[Column[Record], ...] = (
+    ("case", _name),
+    ("recipe", lambda r: r.recipe),
+    *((f"{n} chunk{'s' * (n != '1')}", partial(_chunk_error, count=n)) for n in _CHUNKS),
     ("command", _command),
 )
 LOST_COLUMNS: tuple[Column[Record], ...] = (

@@ -21,7 +21,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
     """Kernels all serve, but for the attention words that a test names."""
 
     def these(*words: str) -> None:
-        def why_not(case: Case, recipe: object, machine: object) -> str | None:
+        def why_not(case: Case, recipe: object, machine: object, chunk: int | None) -> str | None:
             return "wrong numbers" if recipe.attention in words else None  # type: ignore[attr-defined]
 
         monkeypatch.setattr(canary_module, "why_not", why_not)

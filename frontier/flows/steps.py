@@ -1,0 +1,128 @@
+"""What there is to do for rows that are cut into chunks, step by step, in order.
+
+Takes    a plan with a chunk, perhaps a mask.
+Gives    the steps of rows: what each brings up and down, and where that lies in the spool.
+Knows nothing of tensors, weights or how a step is done.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from torch import Tensor
+
+from frontier.case import FLOAT32_BYTES
+from frontier.layers.costs import chunk_floats, keys_bytes
+from frontier.planner import Plan
+from frontier.spans import Span, cut
+
+Does = Literal["keys", "enter", "meet", "leave"]
+
+
+class Step(Span):
+    """One trip of a chunked row, called by the positions that it brings: a chunk's, or a key chunk's that it meets.
+
+    keys     make a chunk's keys and values in `layer`, for all who come later (only if rows are not causal)
+    enter    make a chunk's q, k and v in `layer`, from its residual or out of the layer before; attend to itself
+    meet     attend to the key chunk
+    leave    end `layer` and give the residual away: to the spool, or behind the last norm to the sink
+
+    What it reads from or writes to the spool is a place there, in bytes; None is no spool, or one on the card.
+    """
+
+    row: int
+    layer: int
+    does: Does
+    chunk: Span
+    tokens: int  # valid positions of what it brings
+    up: int = 0
+    down: int = 0
+    after: int | None = None
+    reads_at: int | None = None
+    writes_at: int | None = None
+
+    @property
+    def gives_output(self) -> bool:
+        """Whether what it writes goes to the sink."""
+        return self.does == "leave" and self.down > 0 and self.writes_at is None
+
+    def __str__(self) -> str:
+        met = f" {self.start}-{self.stop - 1}" if self.does == "meet" else ""
+        return f"row {self.row} layer {self.layer} {self.chunk} {self.does}{met}"
+
+
+class Steps:
+    """The steps of a plan's rows. `valid_BS` is the whole batch's mask on the host, or None.
+
+    Order    a causal chunk goes through all layers before the next begins: keys of a layer are needed by later
+             chunks alone. Others go layer by layer, the residual spooled between.
+    """
+
+    def __init__(self, plan: Plan, valid_BS: Tensor | None) -> None:
+        assert plan.chunk is not None
+        self._case, self._recipe, self._valid_BS = plan.case, plan.recipe, valid_BS
+        self._on_card = plan.spool == "card"
+        self._chunks = list(cut(plan.case.seq_len, plan.chunk))
+        self.slot_shape = (min(plan.chunk, plan.case.seq_len), chunk_floats(plan.case, plan.recipe))
+
+    def of(self, rows: Iterable[int]) -> Iterator[Step]:
+        """The steps of some rows; each waits for the write of what it reads."""
+        written: dict[int, int] = {}
+        for turn, step in enumerate(step for row in rows for step in self._steps_of(row)):
+            if step.reads_at is not None:
+                step.after = written[step.reads_at]
+            if step.writes_at is not None:
+                written[step.writes_at] = turn
+            yield step
+
+    def _steps_of(self, row: int) -> Iterator[Step]:
+        counts = [self._count(row, chunk) for chunk in self._chunks]
+        layers, last = range(self._case.layers), self._case.layers - 1
+        order = [(layer, n) for n in range(len(counts)) for layer in layers]
+        if not self._case.causal:
+            order = [(layer, n) for layer in layers for n in range(len(counts))]
+        for layer, n in order:
+            if not self._case.causal and n == 0 and len(counts) > 1:
+                yield from (self._step(row, layer, "keys", m, counts[m]) for m in range(len(counts)) if counts[m])
+            if counts[n] or layer == 0:  # of an empty chunk the input is looked at
+                yield self._step(row, layer, "enter", n, counts[n])
+            for m in range(n if self._case.causal else len(counts)):
+                if m != n and counts[n] and counts[m]:
+                    yield self._step(row, layer, "meet", n, counts[m], m)
+            if layer == last or (counts[n] and not self._case.causal):
+                yield self._step(row, layer, "leave", n, counts[n])
+
+    def _step(self, row: int, layer: int, does: Does, n: int, tokens: int, met: int | None = None) -> Step:
+        case, causal, first, chunk = self._case, self._case.causal, layer == 0, self._chunks[n]
+        brings = chunk if met is None else self._chunks[met]
+        step = Step(*brings)
+        step.row, step.layer, step.does, step.chunk, step.tokens = row, layer, does, chunk, tokens
+        spooled, is_last = not self._on_card and step.tokens > 0, layer == case.layers - 1
+        kv_floats = -(-keys_bytes(case, self._recipe, step.tokens) // FLOAT32_BYTES)
+        if does == "meet" and spooled:
+            step.reads_at, step.up = self._kv_at(layer, brings), self._rows(kv_floats)
+        elif does in ("keys", "enter") and first:
+            step.up = self._rows(len(chunk) * case.d_model)
+        elif does in ("keys", "enter") and spooled and not causal:
+            step.reads_at, step.up = self._x_at(chunk), self._rows(step.tokens * case.d_model)
+        if does == "leave" and is_last:
+            step.down = self._rows(len(chunk) * case.d_model)
+        elif does == "leave" and spooled:
+            step.writes_at, step.down = self._x_at(chunk), self._rows(step.tokens * case.d_model)
+        elif spooled and (does == "keys" or (does == "enter" and causal and chunk != self._chunks[-1])):
+            step.writes_at, step.down = self._kv_at(layer, chunk), self._rows(kv_floats)
+        return step
+
+    def _count(self, row: int, chunk: Span) -> int:
+        return len(chunk) if self._valid_BS is None else int(self._valid_BS[row, chunk.as_slice()].sum())
+
+    def _rows(self, floats: int) -> int:
+        """Rows of a slot that hold so many numbers."""
+        return -(-floats // self.slot_shape[1])
+
+    def _kv_at(self, layer: int, chunk: Span) -> int:
+        case, recipe = self._case, self._recipe
+        return keys_bytes(case, recipe, (layer if case.causal else 0) * case.seq_len + chunk.start)
+
+    def _x_at(self, chunk: Span) -> int:
+        case = self._case
+        return keys_bytes(case, self._recipe, case.seq_len) + chunk.start * (case.row_bytes // case.seq_len)

@@ -32,10 +32,14 @@ def grade(
 ) -> None:
     """Run the benchmark script with the drop-in in its class's place, a fresh process a case: `-- --padding-ratio 0.3`.
 
-    What follows `--` goes to the script. A record a case, failing and crashing ones too; exit 1 if any failed.
+    What follows `--` goes to the script. A record a case, failing and crashing ones too; exit 1 if any failed,
+    or passed by a rule that is looser than the official one.
     """
+    from frontier.errors import DataError
     from frontier.grading import Grader, cases_of, sentence
 
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise DataError(f"no records can be put in `{output}`", hint="--output names a file in a folder that exists")
     grader = Grader(script=script, options=options, drop_in=drop_in, timeout_s=timeout)
     failed = 0
     for record in grader.records(cases_of(cases), commit):

@@ -67,7 +67,8 @@ def gate(
              padding=(0,), adversarial=False`.
     Honesty  buffers are the same in every trial and hold new content; the output is poisoned with NaN before the
              call and read on the caller's stream, which is not the default one, right after it, with no other
-             wait; the input must come back unchanged. Trials without padding pass None and an all-true mask in turn.
+             wait; the input must come back unchanged; references have weights of their own. Trials without padding
+             pass None and an all-true mask in turn.
     Masked   trials take the first 128 rows, unless the program takes masks on the device.
     `until_failure` ends after the first group that does not pass. `watch` hears of each group as it ends.
 
@@ -219,13 +220,15 @@ class _Bench:
         if turn not in self._programs:
             case = dataclasses.replace(self._case, seed=self._case.seed + turn)
             state = seeded_state(case)
+            # The judge's own, before a program gets hold of them: what it spoils there spoils no reference.
+            kept = {name: tensor.to(self._device, copy=True) for name, tensor in state.items()}
             make = self._recipe
             program = (
                 make_program(state, case, make, self._device)
                 if isinstance(make, Recipe)
                 else make(state, case, self._device)
             )
-            self._programs[turn] = program, {name: tensor.to(self._device) for name, tensor in state.items()}
+            self._programs[turn] = program, kept
             self._x_BSD.copy_(normal_rows(self._shape, self._generator(-1)))
             program(self._x_BSD, self._out_BSD, None)
         return self._programs[turn]

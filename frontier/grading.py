@@ -5,6 +5,7 @@ Gives    a record a case: the script's own verdict, times and speedup, or the re
 Knows nothing of the drop-in's inside; nothing of the script but its options and the lines that it prints.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -21,7 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from frontier.case import Case, shipped_names
+import psutil
+
+from frontier.case import OFFICIAL_ATOL, OFFICIAL_RTOL, Case, shipped_names
 from frontier.errors import CaseError, DataError
 from frontier.machine import Machine
 from frontier.record import PACKAGE, Record, commit, source_sha256, versions
@@ -93,10 +96,12 @@ class Grader:
             facts_path = Path(folder) / "facts.json"
             drop_in = ["--drop-in", str(self.drop_in)] if self.drop_in else []
             launch = [sys.executable, str(LAUNCHER), *drop_in, "--facts", str(facts_path)]
-            code, said, talk = _run([*launch, str(self.script), *options], self.timeout_s)
-            ran: dict[str, Any] = json.loads(facts_path.read_text()) if facts_path.is_file() else {}
+            code, said, talk = _run([*launch, str(self.script), *options], self.timeout_s, Path(folder))
+            ran = _facts(facts_path)
         found = parse(said)
-        reason = why_not_passed(case, found, code, said, talk)
+        reason = why_not_passed(case, found, code, said, talk) or why_not_ours(ran)
+        rule = rule_of(options)
+        verdict = verdict_of(reason, rule)
         summary = found.pop("summary", None)
         found.pop("config", None)
         return Record(
@@ -109,7 +114,7 @@ class Grader:
             input="the script's",
             flops=case.flops,
             device_allocated_peak_bytes=ran.get("peak_bytes"),
-            verdicts={"script": {"verdict": "fail" if reason else "pass", **(summary or {})}},
+            verdicts={"script": {"verdict": verdict, "rule": say_rule(rule), **(summary or {})}},
             refused=reason if summary is None else None,
             notes={
                 **found,
@@ -118,7 +123,7 @@ class Grader:
                 "script_sha256": hashlib.sha256(self.script.read_bytes()).hexdigest()[:16],
                 "drop_in": self.drop_in.name if self.drop_in else None,
                 "runs": ran.get("runs", {}),
-                "reason": reason,
+                "reason": reason or (None if verdict == "pass" else say_rule(rule)),
             },
         )
 
@@ -128,26 +133,54 @@ def cases_of(text: str) -> list[Case]:
 
     Raises   CaseError if a part names none.
     """
-    found = []
+    found, shipped = [], shipped_names()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if dash and first.isdigit() and last.isdigit():
-            names = [str(number) for number in range(int(first), int(last) + 1)]
-            if not names or not set(names) <= set(shipped_names()):
-                raise CaseError(f"no cases `{part}`", hint=f"shipped cases are {', '.join(shipped_names())}")
-            found += [Case.load(name) for name in names]
+        if dash and first.isdecimal() and last.isdecimal():
+            if not {first, last} <= set(shipped) or int(first) > int(last):
+                raise CaseError(f"no cases `{part}`", hint=f"shipped cases are {', '.join(shipped)}")
+            found += [Case.load(str(number)) for number in range(int(first), int(last) + 1)]
         else:
             found.append(Case.load(part.strip()))
     return found
 
 
+def rule_of(options: Sequence[str]) -> tuple[float, float]:
+    """atol and rtol that these options make the script judge by; NaN for what is no number."""
+    rule = {"--atol": OFFICIAL_ATOL, "--rtol": OFFICIAL_RTOL}
+    for word, following in zip(options, (*options[1:], ""), strict=True):
+        given, equals, value = word.partition("=")
+        for name in rule:
+            if len(given) > 3 and name.startswith(given):  # argparse takes --at for --atol
+                try:
+                    rule[name] = float(value if equals else following)
+                except ValueError:
+                    rule[name] = math.nan
+    return rule["--atol"], rule["--rtol"]
+
+
+def say_rule(rule: tuple[float, float]) -> str:
+    """The rule in words, for records and people."""
+    if rule == (OFFICIAL_ATOL, OFFICIAL_RTOL):
+        return "official"
+    return f"atol {rule[0]:g}, rtol {rule[1]:g}, NOT the official rule"
+
+
+def verdict_of(reason: str | None, rule: tuple[float, float]) -> str:
+    """`pass` only by the official rule or one that is nowhere looser; what another rule passes is named so."""
+    if reason:
+        return "fail"
+    return "pass" if rule[0] <= OFFICIAL_ATOL and rule[1] <= OFFICIAL_RTOL else "pass by a looser rule"
+
+
 def sentence(record: Record) -> str:
     """One line: case, verdict, times and speedup by the script, what ran; or the reason."""
     verdict, notes = record.verdicts["script"], record.notes
-    if notes["reason"]:
+    if verdict["verdict"] == "fail":
         return f"case {record.case['name']}: fail, {notes['reason']}"
+    rule = "" if verdict["rule"] == "official" else f" ({verdict['rule']})"
     return (
-        f"case {record.case['name']}: pass, largest error {verdict['largest_error']:.2g}; "
+        f"case {record.case['name']}: {verdict['verdict']}{rule}, largest error {verdict['largest_error']:.2g}; "
         f"{notes['baseline_ms']['p50']:.4f} -> {notes['optimized_ms']['p50']:.4f} ms, {notes['speedup']:.2f} x; "
         f"ran {record.recipe}"
     )
@@ -173,15 +206,16 @@ def parse(said: str) -> dict[str, Any]:
     return found
 
 
-def why_not_passed(case: Case, found: dict[str, Any], code: int, said: str, talk: str) -> str | None:
-    """The reason why this run does not count as passed, or None."""
+def why_not_passed(case: Case, found: dict[str, Any], code: int | None, said: str, talk: str) -> str | None:
+    """The reason why this run does not count as passed, or None; `code` is None where it was ended by us."""
     last = next((line.strip() for text in (talk, said) for line in reversed(text.splitlines()) if line.strip()), "")
     summary = found.get("summary", {})
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}: {last}"[:300]
+    if code is not None and code < 0:
+        name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+        return f"killed by {name}: {last}"[:300]
     if summary.get("said") == "FAIL":
         return f"{summary['failing']} of {summary['elements']} elements fail"
-    if code == _TOO_LONG:
+    if code is None:
         return last
     if code or not summary:
         return f"exit code {code}: {last}"[:300]
@@ -192,30 +226,57 @@ def why_not_passed(case: Case, found: dict[str, Any], code: int, said: str, talk
         return f"the script ran another case: {'; '.join(other)}"
     if not summary["elements"]:
         return "the script compared nothing"
-    return None if found.get("speedup") else "the script printed no speedup"
+    if summary["largest_error"] is None:
+        return "the script's largest error is no number"
+    times = [found.get(f"{name}_ms", {}).get("p50") for name in ("baseline", "optimized")]
+    return None if found.get("speedup") and all(times) else "the script printed no times or no speedup"
 
 
-_TOO_LONG = 124
+def why_not_ours(ran: dict[str, Any]) -> str | None:
+    """Why these facts of the launcher do not show that the drop-in computed anything, or None."""
+    if not sum(ran.get("runs", {}).values()):
+        return "the drop-in never ran: the script took its class from elsewhere, or the class did not count its `runs`"
+    return None
 
 
-def _run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command in a process group of its own, which ends with it."""
-    # A script in another's process would inherit allocator and kernels of the case before: 11-18 % on cases 8 and 13
-    # after case 6 (seen by a peer).
-    run = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+def _facts(path: Path) -> dict[str, Any]:
+    """What the launcher wrote; nothing where it was killed before or while it did."""
     try:
-        said, talk = run.communicate(timeout=timeout_s)
-        return run.returncode, said, talk
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        said, talk = run.communicate()
-        return _TOO_LONG, said, f"{talk}\nit ran past {timeout_s:g} s and was ended"
-    except BaseException:
-        os.killpg(run.pid, signal.SIGKILL)
-        raise
+        facts: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts
+
+
+def _run(command: list[str], timeout_s: float, folder: Path) -> tuple[int | None, str, str]:
+    """Exit code, stdout and stderr of a command in a session of its own; the code is None if it ran too long."""
+    # A script in another's process would inherit allocator and kernels of the case before: 11-18 % on cases 8 and 13
+    # after case 6 (seen by a peer). Files, not pipes: a pipe has no end while whatever the script started holds it.
+    paths = folder / "stdout", folder / "stderr"
+    with paths[0].open("wb") as said, paths[1].open("wb") as talk:
+        run = subprocess.Popen(command, stdout=said, stderr=talk, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            code, ended = run.wait(timeout_s), ""
+        except subprocess.TimeoutExpired:
+            _end(run)
+            code, ended = None, f"\nit ran past {timeout_s:g} s and was ended"
+        except BaseException:
+            _end(run)
+            raise
+    out, err = (path.read_text(encoding="utf-8", errors="replace") for path in paths)
+    return code, out, err + ended
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    """Kill a process, its group, and descendants that made groups or sessions of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        descendants = psutil.Process(run.pid).children(recursive=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        for process in descendants:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    run.wait()
 
 
 def _device(options: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ class Record:
     """One measured run, or one tuned recipe. `None` means not measured; what was refused says why and has no times.
 
     Units    seconds and bytes; a FLOP is a multiply or an add, causal attention counts what is visible.
+    resumed  a record of this kind has the times and FLOPs of what was left to do; its notes say how much was done
     call_ms  of a tuned recipe: p20, p50, p80 and trials of one call on rows that lie on the device; `beside_ms`
              has the same of other recipes, timed in turn with it; `first_result_s` is from weights on the host to
              its first output, without a compile cache.

@@ -26,12 +26,14 @@ from frontier.case import Case
 from frontier.chooser import choose
 from frontier.layers.costs import most_rows_per_call
 from frontier.layers.program import make_program
-from frontier.layers.weights import expected_shapes
 from frontier.machine import Machine
 from frontier.recipe import REFERENCE, Recipe
 
 # Programs kept, one a shape and stream: each holds packed weights and perhaps a graph's buffers.
 MOST_PROGRAMS = 8
+
+# Launches a call may take: one of weights that have changed, two while another thread changes them.
+MOST_ATTEMPTS = 3
 
 # One launch at a time: programs own buffers, and PyTorch's TF32 switches, which they set and put back, are global.
 _launching = threading.RLock()
@@ -46,6 +48,8 @@ class UserOptimizedTransformer(PlainStack):
     """The stack under the script's name. Weights may be loaded, moved, edited or replaced at any time.
 
     `ran_last` names what the last call ran: a recipe, or `plain: ` and the reason; `runs` counts the calls of each.
+    Changed settings (`causal`, heads, epsilons), hooks and a `forward` of a part's own are heeded too, the plain way;
+    `Watch` names what is looked at after each launch, and the few edits that nobody can see.
 
     Raises   CaseError if the configuration's sizes fit no stack.
     """
@@ -87,7 +91,8 @@ class UserOptimizedTransformer(PlainStack):
         Shapes   `x` is [B, S, D], any B and S; `valid_token_mask` is bool [B, S], None when all are valid.
         """
         if torch.compiler.is_compiling():
-            if torch.is_grad_enabled() or torch.compiler.is_exporting():
+            # Not is_exporting(): compilers before PyTorch 2.13 take it for True in every trace (seen: 2.11).
+            if torch.is_grad_enabled() or torch.compiler._is_exporting_flag:
                 return super().forward(x, valid_token_mask)
             answer: Tensor = _whole_stack(x, valid_token_mask, self._number)
             return answer
@@ -106,9 +111,10 @@ class UserOptimizedTransformer(PlainStack):
         # A program's buffers belong to one stream: work of another would not wait for it.
         key = (x_BSD.shape, index, torch._C._cuda_getCurrentRawStream(index) if index >= 0 else None)
         with _launching:
-            if key not in self._served:
-                reason = self._why_not_served(x_BSD)
-            if reason is None:
+            for _ in range(MOST_ATTEMPTS):
+                reason = None if key in self._served else self._why_not_served(x_BSD)
+                if reason is not None:
+                    break
                 out_BSD = torch.empty_like(x_BSD)
                 served = self._queue(key, x_BSD, out_BSD, valid_BS)
                 # Only now that the card works is it asked whether the launch was of today's weights.
@@ -118,7 +124,7 @@ class UserOptimizedTransformer(PlainStack):
                 self._served.clear()
                 self._watch = None
                 del out_BSD, served
-        return self._run(x_BSD, valid_BS) if reason is None else self._run_plain(x_BSD, valid_BS, reason)
+        return self._run_plain(x_BSD, valid_BS, reason or "its weights change while it runs")
 
     def _run_plain(self, x_BSD: Tensor, valid_BS: Tensor | None, reason: str) -> Tensor:
         out_BSD = super().forward(x_BSD, valid_BS)
@@ -175,7 +181,7 @@ class UserOptimizedTransformer(PlainStack):
             return f"rows are {x_BSD.shape[2]} wide, the stack {self._case.d_model}"
         if not most_rows_per_call(self._case_of(x_BSD)):
             return f"one row of {x_BSD.shape[1]} positions has more than 2^31 elements"
-        return why_unwatchable(self, expected_shapes(self._case), x_BSD.device)
+        return why_unwatchable(self, self._case, x_BSD.device)
 
 
 def copy_model_weights(baseline: nn.Module, optimized: nn.Module, strict: bool = True) -> None:

@@ -1,93 +1,141 @@
-"""Whether a module is still what a program's weights were packed from, asked at every call in a few microseconds.
+"""Whether a module is still what a program's weights were packed from, asked at every call in microseconds.
 
-Takes    a module tree.
+Takes    a module tree, the case that it was made for.
 Gives    yes or no; before that, why a tree cannot be watched at all.
 Knows nothing of programs, shapes or devices.
 """
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, count
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from frontier.adaptors.plain import Attention, Block
+from frontier.adaptors.plain import Attention, Block, PlainStack
+from frontier.case import Case
+from frontier.layers.weights import expected_shapes
 
 EPS = 1e-5  # the contract's, and nn.LayerNorm's own
+SETTINGS = ("eps", "heads", "causal")  # numbers beside parameters that the arithmetic depends on
 _PARTS = {Block, Attention, nn.Linear, nn.LayerNorm, nn.ModuleList}
+_EVERYWHERE = (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)
 _version = attrgetter("_version")
+_ticks = count(1)  # two threads never draw the same
 
 
 class WatchedParameter(nn.Parameter):
-    """A parameter that counts uses of `.data`: PyTorch counts no edit made through it."""
+    """A parameter that marks uses of `.data`: PyTorch counts no edit made through it."""
 
-    uses = 0  # of all of them: one number to compare at each call
+    latest = 0  # the last use of any of them: one number to compare at each call
+    uses: dict[int, int] = {}  # noqa: RUF012  # the last use of each by its id, as pickles would carry an attribute
 
     @property  # type: ignore[misc]
     def data(self) -> Tensor:  # type: ignore[override]
-        WatchedParameter.uses += 1
+        self._mark()
         data: Tensor = Tensor.data.__get__(self)  # type: ignore[attr-defined]
         return data
 
     @data.setter
     def data(self, data: Tensor) -> None:
-        WatchedParameter.uses += 1
+        self._mark()
         Tensor.data.__set__(self, data)  # type: ignore[attr-defined]
+
+    def _mark(self) -> None:
+        WatchedParameter.uses[id(self)] = WatchedParameter.latest = next(_ticks)
 
 
 class Watch:
-    """Remembers a tree's modules and parameters, and how often these were written to.
+    """Remembers a tree's modules, parameters and settings, and how often parameters were written to.
 
     Sees     load_state_dict, `.to()`, optimizers and other in-place edits, `p.data.mul_(2)`, `p.data = ...`,
-             parameters and modules put in another's place, forward hooks.
-    Blind    to edits through a `p.data`, numpy array or the like that was taken before an earlier call.
+             parameters and modules put in another's place or of another class, forward hooks of modules and of all
+             modules, a `forward` or another attribute given to a module, `eps`, `heads` and `causal`.
+    Blind    to edits of memory that PyTorch does not count: through `p.detach().numpy()`, `p.numpy()`, DLPack,
+             `p.untyped_storage()`, a pointer, another process; through a `p.data` taken before an earlier call.
+             To `torch.utils.swap_tensors` with another module's parameter that is watched too, to a change of
+             `normalized_shape`, and to functions replaced in PyTorch's classes. After these call
+             `load_state_dict(state_dict())`.
     """
 
-    __slots__ = ("_hooks", "_tables", "_things", "_twins", "_types", "_uses", "_versions")
+    __slots__ = (
+        "_hooks", "_latest", "_namespaces", "_parameters", "_settings", "_sizes", "_tables", "_things", "_types",
+        "_uses", "_values", "_versions",
+    )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
         modules = list(root.modules())
         self._tables: list[dict[str, Any]] = [
             table for module in modules for table in (module._modules, module._parameters) if table
         ]
-        self._hooks = [h for module in modules[1:] for h in (module._forward_hooks, module._forward_pre_hooks)]
-        self._things = tuple(_values(self._tables))
-        parameters = [thing for thing in self._things if isinstance(thing, Tensor)]
-        for parameter in parameters:
+        hooks = [h for module in modules[1:] for h in (module._forward_hooks, module._forward_pre_hooks)]
+        self._hooks = (*hooks, *_EVERYWHERE)
+        self._namespaces = list(map(vars, modules[1:]))
+        self._sizes = list(map(len, self._namespaces))
+        self._settings = [(vars(module), name) for module in modules for name in SETTINGS if name in vars(module)]
+        self._values = [namespace[name] for namespace, name in self._settings]
+        self._things = tuple(_all_of(self._tables))
+        self._parameters = [thing for thing in self._things if isinstance(thing, Tensor)]
+        for parameter in self._parameters:
             if type(parameter) is nn.Parameter:
                 parameter.__class__ = WatchedParameter  # in place: optimizers and others hold this very object
-        self._uses = WatchedParameter.uses
-        # Twins share their parameter's count, which PyTorch reads from a plain tensor several times as fast.
-        self._twins = [parameter.detach() for parameter in parameters]
-        self._versions = list(map(_version, self._twins))
         self._types = list(map(type, self._things))  # torch.utils.swap_tensors changes an object's all
+        self._latest = WatchedParameter.latest
+        self._uses = self._uses_now()
+        self._versions = self._versions_now()
 
     def unchanged(self) -> bool:
-        """Some 10 us for the 66 parameters of four layers; it runs while the card works."""
-        things = tuple(_values(self._tables))
+        """Some 20 us for the 66 parameters of four layers; it runs while the card works."""
+        things = tuple(_all_of(self._tables))
         return (
-            self._uses == WatchedParameter.uses
+            (self._latest == WatchedParameter.latest or self._only_others_used())
             and len(things) == len(self._things)
             and all(map(is_, things, self._things))
-            and list(map(_version, self._twins)) == self._versions
             and list(map(type, things)) == self._types
+            and self._versions_now() == self._versions
+            and [namespace.get(name) for namespace, name in self._settings] == self._values
+            and list(map(len, self._namespaces)) == self._sizes
             and not any(self._hooks)
         )
 
+    def _only_others_used(self) -> bool:
+        """Whether no `.data` of this tree was used; other trees' uses are not looked at again."""
+        latest = WatchedParameter.latest
+        unused = self._uses_now() == self._uses
+        if unused:
+            self._latest = latest
+        return unused
 
-def why_unwatchable(root: nn.Module, expected: dict[str, tuple[int, ...]], device: torch.device) -> str | None:
-    """Why the tree is not the contract's stack in float32 on `device`, edited only where a `Watch` sees it; or None."""
+    def _uses_now(self) -> list[int | None]:
+        return list(map(WatchedParameter.uses.get, map(id, self._parameters)))
+
+    def _versions_now(self) -> list[int]:
+        # Of the parameters themselves: whether a detached twin shares their count depends on how this was called
+        # (inside of an operation of a compiled graph it does not). The switch makes it as fast: 5 us, not 12.
+        with torch._C.DisableTorchFunctionSubclass():
+            return list(map(_version, self._parameters))
+
+
+def why_unwatchable(root: PlainStack, case: Case, device: torch.device) -> str | None:
+    """Why the tree is not the case's stack in float32 on `device`, edited only where a `Watch` sees it; or None."""
+    if any(_EVERYWHERE):
+        return "all modules have a forward hook"
+    if root.causal != case.causal:
+        return f"causal is {root.causal}, the stack was made with {case.causal}"
     for name, module in root.named_modules():
         if name and type(module) not in _PARTS:
             return f"`{name}` is a {type(module).__name__}"
         if name and (module._forward_hooks or module._forward_pre_hooks):
             return f"`{name}` has a forward hook"
+        if name and "forward" in vars(module):
+            return f"`{name}` has a forward of its own"
         if getattr(module, "eps", EPS) != EPS:
             return f"`{name}` has another epsilon"
+        if getattr(module, "heads", case.heads) != case.heads:
+            return f"`{name}` has {module.heads} heads, the stack was made with {case.heads}"
     found = dict(root.named_parameters(remove_duplicate=False))
-    if {name: tuple(parameter.shape) for name, parameter in found.items()} != expected:
+    if {name: tuple(parameter.shape) for name, parameter in found.items()} != expected_shapes(case):
         return "its parameters are not the contract's"
     for name, parameter in found.items():
         if type(parameter) not in (Tensor, nn.Parameter, WatchedParameter):
@@ -101,5 +149,5 @@ def why_unwatchable(root: nn.Module, expected: dict[str, tuple[int, ...]], devic
     return None
 
 
-def _values(tables: list[dict[str, Any]]) -> Iterable[Any]:
+def _all_of(tables: list[dict[str, Any]]) -> Iterable[Any]:
     return chain.from_iterable(map(dict.values, tables))

@@ -7,6 +7,7 @@ Knows nothing of where either came from.
 Letters  B rows, S positions, D width, N tokens (B x S).
 """
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -53,7 +54,14 @@ class Verdict:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return {"verdict": "pass" if self.passes else "fail", **asdict(self)}
+        """Plain values for strict JSON: a number that is not finite is its name."""
+        told = {name: finite_or_name(value) for name, value in asdict(self).items()}
+        return {"verdict": "pass" if self.passes else "fail", **told}
+
+
+def finite_or_name(value: Any) -> Any:
+    """The value itself; for a number that JSON does not know "inf", "-inf" or "nan"."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def compare(got_SD: Tensor, wanted_SD: Tensor, atol: float, rtol: float, row: int) -> Verdict:

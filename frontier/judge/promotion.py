@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from frontier.case import Case
-from frontier.judge.gate import Verdict
+from frontier.judge.gate import Verdict, finite_or_name
 from frontier.judge.odds import FEWEST, Odds, failing_odds
 from frontier.recipe import Recipe
 
@@ -116,7 +116,7 @@ class Group:
                 place = {"seed": worst.seed, "number": worst.number}
                 told[by] = {
                     "failed": getattr(self, f"failed_{by}"),
-                    "budgets": [round(budget, 4) for budget in self.budgets(by)],
+                    "budgets": [finite_or_name(round(budget, 4)) for budget in self.budgets(by)],
                     "worst": getattr(worst, by).as_dict() | place,
                 }
                 if first.stress is None:
@@ -178,13 +178,13 @@ class GateReport:
         return max(self.trials, key=lambda t: (bool(t.faults), t.exact.budget), default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it for a record: maxima of each trial, the worst elements, odds, conditions."""
+        """All of it for a record, as strict JSON has it: maxima of each trial, worst elements, odds, conditions."""
         worst = self.worst
         return {
             "verdict": "pass" if self.passes else "fail",
             "promotable": self.promotable,
             "reasons": self.reasons,
-            "budget": self.budget,
+            "budget": finite_or_name(self.budget),
             "conditions": [asdict(condition) for condition in self.conditions],
             "case": self.case.as_dict(),
             "recipe": None if self.recipe is None else str(self.recipe),

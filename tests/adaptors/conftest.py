@@ -1,14 +1,21 @@
 """A small stack, its drop-in and its baseline with the same weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from stand_in import BaselineTransformer, TransformerConfig
 from torch import Tensor
 
 from frontier.adaptors.organizer import UserOptimizedTransformer, copy_model_weights
+from frontier.cli import cli
+from frontier.record import Record
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+TINY = """name = "tiny"\nbatch_size = 2\nseq_len = 16\nd_model = 32\nheads = 4\nffn_dim = 32\nlayers = 2\n"""
 
 CONFIG = TransformerConfig(batch_size=3, seq_len=24, d_model=32, num_heads=4, ffn_dim=48, num_layers=2, causal=True)
 
@@ -35,6 +42,22 @@ def pair() -> SimpleNamespace:
     holes = torch.ones(3, 24, dtype=torch.bool)
     holes[0, :5], holes[1, 7:9], holes[2] = False, False, False
     return SimpleNamespace(ours=ours, theirs=theirs, x=x, all_valid=torch.ones(3, 24, dtype=torch.bool), holes=holes)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def grade(tiny: Path) -> Callable[..., tuple[Result, list[Record]]]:
+    def grade(*arguments: str, script: Path = STAND_IN) -> tuple[Result, list[Record]]:
+        result = CliRunner().invoke(cli, ["grade", "--script", str(script), "--cases", str(tiny), *arguments])
+        return result, [Record.from_json(line) for line in result.stdout.splitlines()]
+
+    return grade
 
 
 def budget(got: Tensor, want: Tensor) -> float:

@@ -127,13 +127,57 @@ def test_the_same_source_gives_the_same_file() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("a-b.py", "cannot be imported"), ("x.txt", "cannot be imported"), ("frontier.py", "would hide the package")],
+    [
+        ("a-b.py", "`a-b.py` cannot be imported"),
+        ("x.txt", "`x.txt` cannot be imported"),
+        ("class.py", "`class.py` cannot be imported"),
+        *[(f"{name}.py", f"`{name}.py` would hide a module") for name in ("frontier", "torch", "zipfile", "numpy")],
+        ("nowhere/x.py", "no folder"),
+        ("folder.py", "is a folder"),
+    ],
 )
 def test_a_name_that_cannot_work_is_refused(tmp_path: Path, name: str, reason: str) -> None:
-    result = CliRunner().invoke(cli, ["export", "-o", str(tmp_path / name)])
+    (tmp_path / "folder.py").mkdir()
+    result = CliRunner().invoke(cli, ["export", "-o", str(tmp_path / name), "--overwrite"])
     assert result.exit_code == 2 and reason in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.py"]
 
 
 def test_a_file_is_replaced_only_when_asked(drop_in: Path) -> None:
     assert "is there already\nhint: add --overwrite" in CliRunner().invoke(cli, ["export", "-o", str(drop_in)]).stderr
     assert CliRunner().invoke(cli, ["export", "-o", str(drop_in), "--overwrite"]).exit_code == 0
+
+
+def test_a_replacement_that_fails_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.py"
+    path.write_text("old")
+
+    def full(self: Path, text: str) -> int:
+        with self.open("w") as file:
+            file.write(text[:1000])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = CliRunner().invoke(cli, ["export", "-o", str(path), "--overwrite"])
+    assert result.exit_code == 2 and "cannot be written: No space left on device" in result.stderr
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_processs_folder_is_removed_by_the_next_start_and_a_living_ones_is_not(drop_in: Path) -> None:
+    folder = drop_in.parent
+    python("import carried, os; os.kill(os.getpid(), 9)", folder)
+    assert len(left := list(folder.glob("frontier-*"))) == 1
+    waits = [sys.executable, "-c", "import carried; print('up', flush=True); input(); carried._launch"]
+    environment = {"TMPDIR": str(folder)}
+    with subprocess.Popen(
+        waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
+    ) as living:
+        assert living.stdout is not None and living.stdout.readline() == "up\n"
+        of_the_living = list(folder.glob("frontier-*"))
+        assert len(of_the_living) == 1 and of_the_living != left
+        (folder / "frontier-notes").mkdir()  # somebody else's
+        assert python("import carried", folder).returncode == 0
+        assert sorted(folder.glob("frontier-*")) == sorted([*of_the_living, folder / "frontier-notes"])
+        _, _ = living.communicate("\n")
+    (folder / "frontier-notes").rmdir()
+    assert living.returncode == 0 and not list(folder.glob("frontier-*"))

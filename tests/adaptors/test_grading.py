@@ -4,22 +4,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from conftest import STAND_IN, TINY
 
 from frontier.case import Case
-from frontier.cli import cli
 from frontier.errors import CaseError
 from frontier.grading import cases_of, parse, why_not_passed
 from frontier.record import Record
 
-STAND_IN = Path(__file__).with_name("stand_in.py")
 RELEASE = Path(__file__).resolve().parents[2] / "scripts" / "release.py"
-TINY = """name = "tiny"\nbatch_size = 2\nseq_len = 16\nd_model = 32\nheads = 4\nffn_dim = 32\nlayers = 2\n"""
 
 OURS = "from frontier.adaptors.organizer import UserOptimizedTransformer as Ours, copy_model_weights\n"
 WRONG = {
@@ -32,24 +28,14 @@ WRONG = {
     "an error": ("def forward(self, x, m=None): raise ValueError('planted')", "exit code 1: ValueError: planted"),
     "a dead process": ("def forward(self, x, m=None): import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     "an early end": ("def forward(self, x, m=None): raise SystemExit(0)", "exit code 0: "),
+    "the exit code of timeout": ("def forward(self, x, m=None): import os; os._exit(124)", "exit code 124"),
+    "a signal without a name": ("def forward(self, x, m=None): import os; os.kill(os.getpid(), 40)", "by signal 40"),
+    "bytes that are no text": (
+        "def forward(self, x, m=None): import os; os.write(1, b'\\xff\\xfe'); os._exit(3)",
+        "exit code 3: \ufffd\ufffd",
+    ),
     "no end": ("def forward(self, x, m=None): import time; time.sleep(99)", "it ran past 9 s and was ended"),
 }
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY)
-    return path
-
-
-@pytest.fixture
-def grade(tiny: Path) -> Callable[..., tuple[Result, list[Record]]]:
-    def grade(*arguments: str, script: Path = STAND_IN) -> tuple[Result, list[Record]]:
-        result = CliRunner().invoke(cli, ["grade", "--script", str(script), "--cases", str(tiny), *arguments])
-        return result, [Record.from_json(line) for line in result.stdout.splitlines()]
-
-    return grade
 
 
 @pytest.mark.parametrize(
@@ -127,7 +113,7 @@ def test_a_file_that_is_missing_is_refused_before_anything_runs(grade: Any, opti
 def test_cases_are_named_by_ranges_lists_and_files(tiny: Path) -> None:
     assert [case.name for case in cases_of(f"2-4,13,{tiny}")] == ["2", "3", "4", "13", "tiny"]
     assert len(cases_of("1-13")) == 13
-    for text in ("4-2", "12-15", "x", ""):
+    for text in ("4-2", "12-15", "x", "", "1-300000000", f"1-{9:0>5000}", "²-3", "1-٣", "01-03"):
         with pytest.raises(CaseError):
             cases_of(text)
 
@@ -156,7 +142,13 @@ speedup  : 19.625x based on median latency
         (("summary: PASS", "summary: FAIL"), 0, "0 of 1024 elements fail"),
         (("summary", "sumary"), 0, "exit code 0"),
         (("failed=0/1024\n\n", "failed=0/0\n\n"), 0, "the script compared nothing"),
-        (("speedup ", "speedap "), 0, "the script printed no speedup"),
+        (("speedup ", "speedap "), 0, "no times or no speedup"),
+        (("baseline :", "baselene :"), 0, "no times or no speedup"),
+        (
+            ("| max_abs=0.00151 | max_rel=inf | failed=0/1024\n\n", "| max_abs=nan | max_rel=inf | failed=0/1024\n\n"),
+            0,
+            "largest error is no number",
+        ),
         (("num_layers=2, ", "num_layers=3, "), 0, "ran another case: num_layers=3, not 2"),
         (("causal=True", "causal=False"), 0, "ran another case: causal=False, not True"),
         (("TransformerConfig", "Other"), 0, "ran another case: batch_size=None, not 2"),

@@ -154,9 +154,21 @@ def test_a_compiled_module_still_runs_the_recipe(pair: Any, backend: str) -> Non
         assert budget(compiled(pair.x), pair.theirs(pair.x)) < TIGHT
 
 
+def test_a_compiler_that_takes_every_trace_for_an_export_is_not_believed(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is PyTorch 2.11's: it would trace the plain way, and name nothing that ran."""
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: torch.compiler.is_dynamo_compiling())
+    torch.compiler.reset()
+    with torch.inference_mode():
+        torch.compile(pair.ours, backend="eager", fullgraph=True)(pair.x, pair.all_valid)
+    assert pair.ours.runs == {FAST: 1}
+
+
 @torch.no_grad()
-def test_an_exported_program_stands_alone(pair: Any) -> None:
-    program = torch.export.export(pair.ours, (pair.x, pair.holes)).module()
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_stands_alone(pair: Any, strict: bool) -> None:
+    program = torch.export.export(pair.ours, (pair.x, pair.holes), strict=strict).module()
     assert "whole_stack" not in str(program.graph)
     assert torch.allclose(program(pair.x, pair.holes), pair.theirs(pair.x, pair.holes), atol=1e-5)
     traced = torch.jit.trace(pair.ours, (pair.x, pair.all_valid), check_trace=False)

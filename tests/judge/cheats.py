@@ -69,6 +69,20 @@ def stale(state: State, case: Case, device: torch.device) -> Program:
     return program
 
 
+def weights_spoilt_when_made(state: State, case: Case, device: torch.device) -> Program:
+    for name, tensor in state.items():
+        if "ffn_out" in name or "out_proj" in name:
+            tensor.zero_()  # two thirds of the stack gone: right, if the reference has the same weights
+    return honest(state, case, device)
+
+
+def weights_spoilt_when_called(state: State, case: Case, device: torch.device) -> Program:
+    def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
+        weights_spoilt_when_made(state, case, device)(x_BSD, out_BSD, valid_BS)
+
+    return program
+
+
 def masks_by_address(state: State, case: Case, device: torch.device) -> Program:
     true, known = honest(state, case, device), {}
 
@@ -145,6 +159,8 @@ CHEATS: dict[str, Maker] = {
     "one NaN": _element(float("nan")),
     "one infinity": _element(float("inf")),
     "the input handed back": cheat(lambda true, x, out, valid: out.copy_(x)),
+    "the weights spoilt when made": weights_spoilt_when_made,
+    "the weights spoilt when called": weights_spoilt_when_called,
     "another answer under a mask that is all true": cheat(_all_true_is_another),
 }
 

@@ -151,6 +151,17 @@ def test_a_report_is_plain_values() -> None:
     assert set(told["worst"]) > {"row", "position", "channel", "got", "wanted", "trial"}
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_report_on_what_is_not_finite_is_strict_json(value: str) -> None:
+    def broken(state: Any, case: Case, device: Any) -> Any:
+        return lambda x_BSD, out_BSD, valid_BS=None: out_BSD.fill_(float(value))
+
+    report = gate(case_of(), CPU, broken, trials=9, seeds=1, input_scales=(1,), padding=(0,))
+    told = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert told["verdict"] == "fail" and told["budget"] == "inf" == told["groups"][0]["exact"]["budgets"][0]
+    assert told["worst"]["got"] == value and told["worst"]["budget"] == "inf"
+
+
 def test_masked_trials_take_few_rows_unless_masks_may_lie_on_the_device() -> None:
     case, seen = case_of(batch_size=300, seq_len=4, layers=1), []
 

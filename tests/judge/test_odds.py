@@ -90,6 +90,16 @@ def test_a_trial_at_exactly_the_limit_failed() -> None:
     assert failing_odds([0.2] * 20 + [1.0]).failed == 1
 
 
+def test_clean_trials_cannot_exclude_rare_jumps_as_the_docstring_says() -> None:
+    """So that nobody reads more into the bound: a law that jumps over the limit once in fifty trials."""
+    random = np.random.default_rng(11)
+    clean = [row for row in random.gumbel(0.3, 0.03, (200, 50)) if random.random() < 0.98**50]
+    assert 0.25 < len(clean) / 200 < 0.47
+    assert max(failing_odds(list(row)).upper for row in clean) < 0.01 < 1 - 0.98**5
+    assert "exclude nothing rarer than one in 17" in str(failing_odds.__doc__)
+    assert abs((1 - 1 / 17) ** 50 - 0.05) < 0.003
+
+
 def test_odds_do_not_depend_on_the_order() -> None:
     values = list(np.random.default_rng(3).gumbel(0.5, 0.05, 50))
     assert failing_odds(values) == failing_odds(values[::-1])

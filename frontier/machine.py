@@ -7,6 +7,7 @@ Knows nothing of cases or recipes.
 
 import os
 import platform
+import resource
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,21 @@ class Machine:
             pinned_budget_bytes=pinned_budget,
             host_budget_bytes=host_budget,
         )
+
+
+def host_peak_bytes(proc: Path = Path("/proc")) -> int:
+    """The most memory this process held, in bytes, since it became this program.
+
+    Source   VmHWM of /proc/self/status. `getrusage` also counts what a large parent had when it started us: a run
+             out of a test suite seemed to hold 1.2 GiB instead of 0.3. It serves where there is no /proc.
+    """
+    try:
+        for line in (proc / "self" / "status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def host_available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

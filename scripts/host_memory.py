@@ -98,15 +98,13 @@ def limited(parent: Path, limit_bytes: int) -> Iterator[tuple[Path, Files]]:
                 time.sleep(0.1)
 
 
-def run_in(group: Path, command: list[str]) -> tuple[int, int, str]:
-    """(exit code or minus the signal, peak RSS in bytes, stdout) of a command that starts its life in the group."""
+def run_in(group: Path, command: list[str]) -> tuple[int, str]:
+    """(exit code or minus the signal, stdout) of a command that starts its life in the group."""
     enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
     with subprocess.Popen(enter, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_maxrss * 1024, said
+    return process.returncode, said
 
 
 def count_kills(group: Path, files: Files) -> int:
@@ -143,10 +141,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     command += ["--output", str(folder / "y.npy"), "--run-dir", str(folder / "run"), "--host-budget", str(budget_bytes)]
     command += ["--watch", "none", "--json", "--quiet", *options.more]
     with limited(options.cgroup or own_cgroup(), budget_bytes) as (group, files):
-        exit_code, peak_rss_bytes, said = run_in(group, command)
+        exit_code, said = run_in(group, command)
         peak_bytes, kills = int((group / files.peak).read_text(encoding="ascii")), count_kills(group, files)
     record = json.loads(said) if exit_code == 0 else {}
     planned_bytes = record.get("host_planned_bytes", 0)
+    # The run's own word, from the kernel's account of its memory: what a parent is told of a child's peak counts
+    # the parent's own memory too, which the child had until it became another program.
+    peak_rss_bytes = record.get("host_peak_bytes", 0)
     held = exit_code == 0 and kills == 0 and peak_rss_bytes <= planned_bytes <= budget_bytes
     return {
         "held": held and control_code == -signal.SIGKILL,

@@ -6,7 +6,6 @@ Knows nothing of run directories, records or the command line.
 """
 
 import contextlib
-import resource
 import statistics
 import tempfile
 import time
@@ -25,6 +24,7 @@ from frontier.flows.chunked import ChunkedRows
 from frontier.flows.whole import Fault, WholeRows, copy_work, input_is_finite, output_is_finite
 from frontier.layers.block import matmul_precision
 from frontier.layers.weights import State, pack
+from frontier.machine import host_peak_bytes
 from frontier.planner import Plan
 from frontier.spans import Span
 from frontier.stream.lanes import CudaLanes, HostLanes, Lanes, Work
@@ -187,7 +187,7 @@ class Engine:
         return {
             "device_peak_bytes": torch.cuda.max_memory_reserved(self.device) if card else None,
             "device_allocated_peak_bytes": torch.cuda.max_memory_allocated(self.device) if card else None,
-            "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "host_peak_bytes": host_peak_bytes(),
         }
 
     @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """What the host may still give: the kernel's word within every cgroup limit; devices by name."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +10,7 @@ import pytest
 
 import frontier.machine as machine_module
 from frontier.errors import Unsupported
-from frontier.machine import Machine, _cgroup_memory, _count_cores, host_available_bytes
+from frontier.machine import Machine, _cgroup_memory, _count_cores, host_available_bytes, host_peak_bytes
 from frontier.units import GIB
 
 KERNEL_SAYS = 100 * GIB
@@ -227,3 +229,16 @@ def test_a_containers_quota_bounds_the_cores(host: Host, monkeypatch: pytest.Mon
     assert _count_cores(host.cgroup) == 8
     (host.cgroup / "cpu.max").write_text(f"{text}\n")
     assert _count_cores(host.cgroup) == most
+
+
+def test_the_peak_of_memory_is_this_programs_own_and_not_its_parents(tmp_path: Path) -> None:
+    """A parent that holds 300 MiB more than a small child: the child's peak must not show them."""
+    ask = "from frontier.machine import host_peak_bytes; print(host_peak_bytes())"
+    run = f"subprocess.run([sys.executable, '-c', {ask!r}], capture_output=True, text=True).stdout"
+    start = f"import subprocess, sys; held = b'x' * (300 << 20); print({run})"
+    told = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True).stdout
+    assert 5 << 20 < int(told) < 200 << 20
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text("VmPeak:  9 kB\nVmHWM:\t  2048 kB\n")
+    assert host_peak_bytes(tmp_path) == 2 << 20
+    assert host_peak_bytes(tmp_path / "none") > 10 << 20

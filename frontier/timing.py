@@ -25,6 +25,7 @@ Call = Callable[[], object]
 WARMUP_CALLS, MOST_CALLS, ROUND_SHARE_MS = 10, 50, 50.0
 _RESAMPLES = 400
 _GEMM_SIZE = 8192
+GEMM_BYTES = 3 * 2 * _GEMM_SIZE**2  # two factors and their product, in half precision
 
 
 class Times(NamedTuple):

@@ -6,7 +6,6 @@ Knows nothing of run directories, records or the command line.
 """
 
 import contextlib
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Container, Iterator
@@ -31,10 +30,8 @@ from frontier.stream.lanes import CudaLanes, HostLanes, Lanes, Work
 from frontier.stream.pipeline import stream
 from frontier.stream.ring import Slot, make_ring
 from frontier.stream.trace import Event
+from frontier.timing import GEMM_BYTES, gemm_tflops
 from frontier.units import MIB, show_bytes
-
-# Of the half-precision matmul that a run's rate is held against.
-_GEMM_SIZE = 8192
 
 Watch = Callable[[Event], None]
 
@@ -167,19 +164,9 @@ class Engine:
     def measure_gemm_tflops(self) -> float | None:
         """The card's half-precision matmul rate in this very run, or None without a card or the room for it."""
         room = self.plan.allocator_bytes - torch.cuda.memory_allocated(self.device) if self.plan.machine.has_card else 0
-        if room < 3 * 2 * _GEMM_SIZE**2 + 64 * MIB:
+        if room < GEMM_BYTES + 64 * MIB:
             return None
-        a, b = (torch.randn(_GEMM_SIZE, _GEMM_SIZE, device=self.device, dtype=torch.float16) for _ in range(2))
-        out = torch.empty_like(a)
-        rates = []
-        for _ in range(6):
-            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            began.record()
-            torch.mm(a, b, out=out)
-            ended.record()
-            ended.synchronize()
-            rates.append(2 * _GEMM_SIZE**3 / (began.elapsed_time(ended) / 1e3) / 1e12)
-        return float(statistics.median(rates[1:]))
+        return gemm_tflops(self.device)
 
     def peaks(self) -> dict[str, Any]:
         """Bytes at their highest, by the record's names: on the card since `with`, on the host since process start."""

@@ -70,14 +70,14 @@ def rows_at_once(seq_len: int) -> int:
 def weight_bytes(case: Case, recipe: Recipe) -> int:
     """Packed weights of all layers on the card; where small rows are done again both kinds."""
     if recipe.redoes_small:
-        return sum(weight_bytes(case, kind) for kind in _kinds(recipe))
+        return sum(weight_bytes(case, kind) for kind in both_kinds(recipe))
     D, F = case.d_model, case.ffn_dim
     projections = 4 * (D * D + D) * gemm_bytes(recipe, "projections")
     ffn = (F * D + F + D * F + D) * gemm_bytes(recipe, "ffn")
     return case.layers * (projections + ffn + 4 * D * FLOAT32_BYTES) + 2 * D * FLOAT32_BYTES
 
 
-def _kinds(recipe: Recipe) -> tuple[Recipe, Recipe]:
+def both_kinds(recipe: Recipe) -> tuple[Recipe, Recipe]:
     """What takes turns where small rows are done again: the fast recipe, and the one that keeps GEMMs in float32."""
     return replace(recipe, held=recipe.held_at_once), replace(recipe, held="held-all", launch="eager", fusion="by-part")
 
@@ -87,7 +87,7 @@ def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, in
     if recipe.fusion == "stack":
         return {"scratch of the one kernel": _stack_scratch_bytes(case, recipe, slice_rows)}
     if recipe.redoes_small:
-        fast, held = (workspace_bytes(case, kind, slice_rows) for kind in _kinds(recipe))
+        fast, held = (workspace_bytes(case, kind, slice_rows) for kind in both_kinds(recipe))
         return {name: max(fast[name], held.get(name, 0)) for name in fast}
     B, S, D, H = min(slice_rows, rows_at_once(case.seq_len)), case.seq_len, case.d_model, case.heads
     tile_bytes, w = min(TILE_TOKENS, B * S) * _token_bytes(case, recipe), recipe.working_bytes
@@ -113,13 +113,18 @@ def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, in
     return held
 
 
+def stack_rows_per_launch(case: Case, recipe: Recipe, seq_len: int) -> int:
+    """Rows of such a length whose q, k and v of all layers stay within the scratch of one launch; at least 1."""
+    return max(1, STACK_SCRATCH_BYTES // (case.layers * seq_len * 3 * case.d_model * recipe.working_bytes))
+
+
 def _stack_scratch_bytes(case: Case, recipe: Recipe, slice_rows: int) -> int:
     """q, k, v of every layer, and a counter for each layer and 16 positions: a full cut's and a short last one's.
 
     A second launch, for small rows, has its own, in float32.
     """
     a_row = case.layers * case.seq_len * 3 * case.d_model * recipe.working_bytes
-    rows = min(slice_rows, max(1, STACK_SCRATCH_BYTES // a_row))
+    rows = min(slice_rows, stack_rows_per_launch(case, recipe, case.seq_len))
     counters = slice_rows * case.layers * -(-case.seq_len // 16) * 4
     again = recipe.redoes_small
     return 2 * (rows * a_row * (3 if again else 1) + counters * (2 if again else 1))

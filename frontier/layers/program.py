@@ -19,7 +19,7 @@ from frontier.layers import stack_cut, tail
 from frontier.layers.attention import ATTENTION
 from frontier.layers.block import by_rows, matmul_precision, run_layers, run_stack
 from frontier.layers.cards import on_device
-from frontier.layers.costs import SMALL, most_rows_per_call
+from frontier.layers.costs import SMALL, both_kinds, most_rows_per_call
 from frontier.layers.ffn import FFN
 from frontier.layers.join import JOIN
 from frontier.layers.launch import LAUNCH, eager
@@ -118,8 +118,7 @@ def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device) -> 
 
 def _done_again_where_small(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
     """Rows with a small token are done with all GEMMs in float32; rows with invalid tokens too."""
-    fast = _by_part(state, case, replace(recipe, held=recipe.held_at_once), device)
-    held = _by_part(state, case, replace(recipe, held="held-all", launch="eager", fusion="by-part"), device)
+    fast, held = (_by_part(state, case, kind, device) for kind in both_kinds(recipe))
     on_card = device.type == "cuda"
 
     def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:

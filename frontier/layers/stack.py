@@ -19,10 +19,11 @@ from torch import Tensor
 from frontier.case import Case
 from frontier.layers import stack_cut
 from frontier.layers.cards import capability_of, on_device
-from frontier.layers.costs import STACK_SCRATCH_BYTES
+from frontier.layers.costs import stack_rows_per_launch
 from frontier.layers.stack_cut import Turn, constants_of, in_three, splits, turns_of
 from frontier.layers.weights import State, working_dtype
 from frontier.recipe import Recipe
+from frontier.spans import cut
 
 # A position's counters and a call's number are 32-bit; starting anew at 2^20 calls keeps every product in range.
 CALLS_BEFORE_RESET = 1 << 20
@@ -73,11 +74,11 @@ class _Launch:
 
     def __init__(self, program: "StackProgram", turn: Turn, B: int, S: int, masked: bool, first: int | None) -> None:
         case, recipe, device = program.case, program.recipe, program.device
-        cut = stack_cut.cut_of(case, recipe, B, S, capability_of(device), turn)
+        parted = stack_cut.cut_of(case, recipe, B, S, capability_of(device), turn)
         self.constants = constants_of(
-            case, recipe, cut, S, turn, masked=masked, on_card=device.type == "cuda", first_tiles=first
+            case, recipe, parted, S, turn, masked=masked, on_card=device.type == "cuda", first_tiles=first
         )
-        self.options = {"num_warps": cut.warps, "num_stages": cut.stages}
+        self.options = {"num_warps": parted.warps, "num_stages": parted.stages}
         self.tiles = self.constants["TILES"]
         self.grid = (B * self.tiles, 1, 1)
         self.published = torch.zeros(B * self.tiles * case.layers, dtype=torch.int32, device=device)
@@ -148,13 +149,13 @@ class StackProgram:
         """Queue the stack on the current stream. Shapes: B and S may differ from the case's."""
         if valid_BS is not None and valid_BS.device.type == "cpu":
             valid_BS = None if bool(valid_BS.all()) else valid_BS.to(self.device)
-        B, S, D = x_BSD.shape
-        most = max(1, STACK_SCRATCH_BYTES // (self.case.layers * S * 3 * D * working_dtype(self.recipe).itemsize))
+        B, S, _ = x_BSD.shape
+        most = stack_rows_per_launch(self.case, self.recipe, S)
         if most >= B:
             self._launch(x_BSD, out_BSD, valid_BS)
             return
-        for first in range(0, B, most):
-            rows = slice(first, first + most)
+        for span in cut(B, most):
+            rows = span.as_slice()
             self._launch(x_BSD[rows], out_BSD[rows], None if valid_BS is None else valid_BS[rows])
 
     def _launch(self, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None) -> None:

@@ -35,7 +35,7 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     """Why one kernel cannot hold this case's stack, or None."""
     if reason := needs_triton(case, recipe, machine):
         return reason
-    D, F, S = case.d_model, case.ffn_dim, case.seq_len
+    D, S = case.d_model, case.seq_len
     if recipe.precision == "fp32":
         return "one kernel multiplies on tensor cores: fp16, bf16, tf32 or tf32x3"
     if recipe.precision != "fp16" and (reason := needs_capability(machine, (8, 0))):
@@ -46,10 +46,8 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
         return f"{recipe.held} holds GEMMs beside fp16, the precision is {recipe.precision}"
     if (recipe.held == "held-all" or recipe.redoes_small) and (reason := needs_capability(machine, (8, 0))):
         return f"{recipe.held} multiplies in TF32: {reason}"
-    if not (_is_power(D) and 16 <= D <= WIDEST):
-        return f"d_model {D}, one kernel holds powers of two from 16 to {WIDEST}"
-    if not (_is_power(F) and 16 <= F <= WIDEST_FFN):
-        return f"ffn_dim {F}, one kernel holds powers of two from 16 to {WIDEST_FFN}"
+    if reason := size_refusal(case, "one kernel"):
+        return reason
     if machine.capability is not None and machine.capability < (8, 0) and D > 64:
         return f"d_model {D}, one kernel holds 64 in the 64 KiB of shared memory of compute capability 7.5"
     if case.head_width < 8:
@@ -61,8 +59,12 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     return None
 
 
-def _is_power(number: int) -> bool:
-    return number & (number - 1) == 0
+def size_refusal(case: Case, kernel: str) -> str | None:
+    """Why a kernel that keeps a tile's whole width in registers cannot hold the case's widths, or None."""
+    for name, size, most in (("d_model", case.d_model, WIDEST), ("ffn_dim", case.ffn_dim, WIDEST_FFN)):
+        if size & (size - 1) or not 16 <= size <= most:
+            return f"{name} {size}, {kernel} holds powers of two from 16 to {most}"
+    return None
 
 
 Turn = Literal["only", "first", "second"]

@@ -18,7 +18,7 @@ from frontier.layers.cards import capability_of
 from frontier.layers.costs import NORM_EPS
 from frontier.layers.refusals import needs_capability, needs_triton
 from frontier.layers.stack import pack_weights
-from frontier.layers.stack_cut import WIDEST, WIDEST_FFN
+from frontier.layers.stack_cut import size_refusal
 from frontier.layers.weights import State, working_dtype
 from frontier.machine import Machine
 from frontier.recipe import Recipe
@@ -26,7 +26,6 @@ from frontier.recipe import Recipe
 
 def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     """Why this kernel cannot lie between a case's attentions, or None."""
-    D, F = case.d_model, case.ffn_dim
     if not recipe.is_half:
         return f"precision {recipe.precision}, the kernel between attentions multiplies in fp16 or bf16"
     if recipe.held_at_once in ("held-projections", "held-all"):
@@ -35,11 +34,10 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
         return f"projection {recipe.projection}, the kernel between attentions makes q, k and v packed"
     if recipe.launch.startswith("compile"):
         return f"{recipe.launch} cannot trace the Triton kernel between attentions"
-    for name, size, most in (("d_model", D, WIDEST), ("ffn_dim", F, WIDEST_FFN)):
-        if size & (size - 1) or not 16 <= size <= most:
-            return f"{name} {size}, the kernel between attentions holds powers of two from 16 to {most}"
-    if D > 64 and (reason := needs_capability(machine, (8, 0))):
-        return f"d_model {D}: {reason}"
+    if reason := size_refusal(case, "the kernel between attentions"):
+        return reason
+    if case.d_model > 64 and (reason := needs_capability(machine, (8, 0))):
+        return f"d_model {case.d_model}: {reason}"
     return needs_triton(case, recipe, machine)
 
 

@@ -1,7 +1,6 @@
 """Small cases and their rows, a pool, refusals, failing calls and a small disk, for all tests of this room."""
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,12 +76,6 @@ def failing() -> Callable[[int], Callable[..., None]]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, mount_small_disk: Callable[[Path, str], Path]) -> Path:
     """A filesystem of 64 KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+    return mount_small_disk(tmp_path / "disk", "64k")

@@ -1,9 +1,8 @@
 """Small cases and a made-up machine, for all tests of this room."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 from stacks import small
 
 from frontier.case import Case
@@ -25,9 +24,5 @@ def laptop() -> Machine:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors here are tiny: threads that wait for one another would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def tensors_are_tiny(one_thread: None) -> None:
+    """Here they are."""

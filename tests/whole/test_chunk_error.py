@@ -1,7 +1,7 @@
 """The script that measures errors by number of chunks: flat as things are, and it sees one that grows."""
 
-import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,12 +17,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "chunk_error.py"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chunk_error", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(script_of: Callable[[str], ModuleType]) -> ModuleType:
+    return script_of("chunk_error")
 
 
 def measured(

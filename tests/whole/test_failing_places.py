@@ -4,9 +4,8 @@ import errno
 import os
 import shutil
 import stat
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,15 +145,9 @@ def test_a_failing_input_file_surfaces_and_the_run_goes_on() -> None:
 
 
 @pytest.fixture
-def small_disk(folder: Path) -> Iterator[Path]:
+def small_disk(folder: Path, mount_small_disk: Callable[[Path, str], Path]) -> Path:
     """A filesystem of 256 KiB; the output takes 188."""
-    disk = folder / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+    return mount_small_disk(folder / "disk", "256k")
 
 
 def test_a_disk_that_fills_up_part_way_keeps_the_finished_rows_and_the_run_goes_on(small_disk: Path) -> None:

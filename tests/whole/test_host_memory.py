@@ -1,8 +1,8 @@
 """A file of twice the host budget goes through a memory cgroup of that budget; what holds more is killed there."""
 
-import importlib.util
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,12 +15,8 @@ BUDGET = ["--host-budget", "640MiB"]
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("host_memory", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(script_of: Callable[[str], ModuleType]) -> ModuleType:
+    return script_of("host_memory")
 
 
 @pytest.fixture

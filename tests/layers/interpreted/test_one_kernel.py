@@ -8,7 +8,7 @@ from plain import plain
 from stacks import rows_of, run_stack, small
 
 from frontier.case import Case
-from frontier.layers import stack, stack_cut
+from frontier.layers import costs, stack, stack_cut
 from frontier.layers.program import make_program, refusal
 from frontier.layers.stack import StackProgram
 from frontier.layers.stack_cut import Cut
@@ -192,7 +192,7 @@ def test_a_folding_left_out_would_be_seen(monkeypatch: pytest.MonkeyPatch, cut: 
 def test_a_batch_larger_than_the_scratch_takes_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     case = sized(batch_size=5)
     once, _ = run(monkeypatch, case, "fp16/stack", SINGLE)
-    monkeypatch.setattr(stack, "STACK_SCRATCH_BYTES", 2 * 2 * 32 * 3 * 32 * 2)  # two rows
+    monkeypatch.setattr(costs, "STACK_SCRATCH_BYTES", 2 * 2 * 32 * 3 * 32 * 2)  # two rows
     parts, _ = run(monkeypatch, case, "fp16/stack", SINGLE)
     assert torch.equal(once, parts)
 

@@ -31,8 +31,8 @@ class Recipe:
     attention    the kernel: materialised scores, or a fused kernel by name
     join         residual add, LayerNorm and cast: PyTorch's, or one Triton kernel
     ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
-    held         GEMMs that stay in float32 where `precision` is lower: some, all; or, with `small`, all those of rows
-                 that have a small token, whose rounding the last norm would magnify
+    held         GEMMs that stay in float32 where `precision` is lower: some, all; with `small`, rows that have a small
+                 token, whose rounding the last norm would magnify, are done again in float32
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;
                  or the whole stack as one kernel, which fixes every part but precision and held

@@ -117,28 +117,35 @@ def _by_part(state: State, case: Case, recipe: Recipe, device: torch.device) -> 
 
 
 def _done_again_where_small(state: State, case: Case, recipe: Recipe, device: torch.device) -> Program:
-    """Rows with a small token are done with all GEMMs in float32; rows with invalid tokens too."""
-    fast, held = (_by_part(state, case, kind, device) for kind in both_kinds(recipe))
+    """Rows with a small token are done again in float32; batches with invalid tokens are done in it at once."""
     on_card = device.type == "cuda"
+    kinds = both_kinds(recipe, "efficient" if on_card else "flash")
+    fast, exact = (_by_part(state, case, kind, device) for kind in kinds)
+    side = torch.cuda.Stream(device) if on_card else None
+
+    def small_rows(x_BSD: Tensor) -> Tensor:
+        return (x_BSD.var(-1, correction=0) < SMALL**2).any(1)
 
     def program(x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
         if valid_BS is not None and not bool(valid_BS.all()):
-            held(x_BSD, out_BSD, valid_BS)
+            exact(x_BSD, out_BSD, valid_BS)
             return
-        with on_device(device):
-            small_B = (x_BSD.var(-1, correction=0) < SMALL**2).any(1)
-            host_B = torch.empty(len(x_BSD), dtype=torch.bool, pin_memory=on_card)
-            host_B.copy_(small_B, non_blocking=on_card)
-            told = torch.cuda.Event() if on_card else None
-            if told is not None:
-                told.record()
-        fast(x_BSD, out_BSD)
-        if told is not None:
-            told.synchronize()  # long past by now: it lies before all of the stack in the queue
+        if side is None:
+            host_B = small_rows(x_BSD)
+            fast(x_BSD, out_BSD)
+        else:
+            with on_device(device):
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):  # beside the stack, which does not wait for it
+                    host_B = torch.empty(len(x_BSD), dtype=torch.bool, pin_memory=True)
+                    host_B.copy_(small_rows(x_BSD), non_blocking=True)
+                    told = side.record_event()
+            fast(x_BSD, out_BSD)
+            told.synchronize()  # so no caller gets its rows back while they are looked at
         rows_R = host_B.nonzero().flatten().to(device)
         if len(rows_R):
             small_RSD = x_BSD[rows_R]
-            held(small_RSD, small_RSD)
+            exact(small_RSD, small_RSD)
             out_BSD[rows_R] = small_RSD
 
     return program

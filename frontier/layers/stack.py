@@ -18,9 +18,9 @@ from torch import Tensor
 
 from frontier.case import Case
 from frontier.layers import stack_cut
-from frontier.layers.cards import capability_of, on_device
+from frontier.layers.cards import capability_of, on_device, stream_of
 from frontier.layers.costs import stack_rows_per_launch
-from frontier.layers.stack_cut import Turn, constants_of, in_three, splits, turns_of
+from frontier.layers.stack_cut import Turn, constants_of, in_three, splits, splits_values, turns_of
 from frontier.layers.weights import State, working_dtype
 from frontier.recipe import Recipe
 from frontier.spans import cut
@@ -83,20 +83,23 @@ class _Launch:
         self.grid = (B * self.tiles, 1, 1)
         self.published = torch.zeros(B * self.tiles * case.layers, dtype=torch.int32, device=device)
         self.weights, self.vectors = program.packed[turn]
-        row_elements = S * 3 * case.d_model
+        row_elements = S * (4 if splits_values(recipe, turn) else 3) * case.d_model
         dtype = torch.float32 if in_three(recipe, turn)[1] else working_dtype(recipe)
         self.qkv = torch.empty((case.layers if self.tiles > 1 else 1) * B * row_elements, dtype=dtype, device=device)
         self.numbers = (S, B * row_elements)
         self.calls = 0
         self._go: Callable[[list[int], int, int], Any] | None = None
 
-    def start(self, rows: tuple[Tensor, ...], small: Tensor, stream: int, keep: bool) -> None:
-        """Queue the kernel; from the second call on the compiled one itself. `keep`: for later calls."""
+    def start(self, rows: tuple[Tensor, ...], told: list[int], small: Tensor, stream: int, keep: bool) -> None:
+        """Queue the kernel; from the second call on the compiled one itself. `told` is where rows lie.
+
+        `keep`   the compiled kernel, for later calls
+        """
         if self.calls >= CALLS_BEFORE_RESET:
             self.published.zero_()
             self.calls = 0
         if self._go is not None:
-            self._go([tensor.data_ptr() for tensor in rows], self.calls, stream)
+            self._go(told, self.calls, stream)
         else:
             from frontier.layers.stack_triton import stack_kernel
 
@@ -104,9 +107,10 @@ class _Launch:
             numbers = self.numbers
             compiled = stack_kernel[self.grid](*rows, *own, self.calls, *numbers, **self.constants, **self.options)
             if compiled is not None and keep:  # the interpreter gives none
-                pointers, rest, go = [t.data_ptr() for t in own], tuple(self.constants.values()), compiled[self.grid]
+                pointers, rest = [t.data_ptr() for t in own], (*numbers, *self.constants.values())
+                go = compiled[self.grid]
                 # Plain addresses: for tensors the launcher asks the driver where each lies, 10 us in all.
-                self._go = lambda told, call, on: go(*told, *pointers, call, *numbers, *rest, stream=on)
+                self._go = lambda told, call, on: go(*told, *pointers, call, *rest, stream=on)
         self.calls += 1
 
 
@@ -163,10 +167,8 @@ class StackProgram:
         masked = valid_BS is not None
         rows = (x_BSD, out_BSD, self._nobody if valid_BS is None else valid_BS)
         with self._lock, on_device(self.device):
-            on_card = self.device.type == "cuda"
-            stream = torch.cuda.current_stream(self.device).cuda_stream if on_card else 0
             # A replay repeats the call's number: a captured launch has counters of its own, cleared before it.
-            captured = on_card and torch.cuda.is_current_stream_capturing()
+            stream, captured = stream_of(self.device)
             key = (B, S, masked, stream)
             scratch = None if captured else self._scratch.get(key)
             if scratch is None:
@@ -175,5 +177,6 @@ class StackProgram:
                     self._scratch[key] = scratch
                     if len(self._scratch) > SHAPES_KEPT:
                         self._scratch.popitem(last=False)
+            told = [tensor.data_ptr() for tensor in rows]
             for launch in scratch.launches:
-                launch.start(rows, scratch.small, stream, keep=not captured)
+                launch.start(rows, told, scratch.small, stream, keep=not captured)

@@ -80,6 +80,12 @@ def splits(recipe: Recipe, turn: Turn) -> bool:
     return recipe.held_at_once == "held-ffn" and turn != "second"
 
 
+def splits_values(recipe: Recipe, turn: Turn) -> bool:
+    """Whether attention weighs both halves of v: most of what fp16 spends on a case once its GEMMs are held."""
+    gemms, attention = in_three(recipe, turn)
+    return gemms and not attention
+
+
 def in_three(recipe: Recipe, turn: Turn) -> tuple[bool, bool]:
     """Whether this launch multiplies in tf32x3: (its GEMMs, its attention)."""
     whole = recipe.precision == "tf32x3" or turn == "second"
@@ -148,6 +154,7 @@ def constants_of(
         "CAUSAL": case.causal,
         "MASKED": masked,
         "SPLIT": splits(recipe, turn),
+        "SPLIT_V": splits_values(recipe, turn),
         "DOT": "tf32x3" if three else "tf32",  # of float32 operands; half precision has one way only
         "STAGES": cut.stages,
         "EPS": NORM_EPS,

@@ -64,6 +64,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
     SPLIT: tl.constexpr,
+    SPLIT_V: tl.constexpr,
     DOT: tl.constexpr,
     STAGES: tl.constexpr,
     EPS: tl.constexpr,
@@ -78,7 +79,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     weights   of each layer q, k, v and out [D, D], [D, F], [F, D]; stored as [in, out]; under SPLIT what rounding
               left of the last two once more
     vectors   of each layer 3D (q's bias, then zeros), D, D, F; at the end gain and bias of the last norm; float32
-    qkv       [L if TILES > 1 else 1, B, S, 3D], in the precision of attention's operands
+    qkv       [L if TILES > 1 else 1, B, S, 3D], in the precision of attention's operands; 4D under SPLIT_V, which
+              adds what rounding left of v
     published [B, TILES, L] counters, which stood at `call x t` when the launch began
     P, GROUP  columns of q that are taken at once, and the heads that share them; what exceeds them is padding
     small     [B, FIRST_TILES]: whether a tile of the first launch held a token that varies by less than SMALL, so
@@ -91,6 +93,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     half = qkv_ptr.dtype.element_ty
     LAYER_WEIGHTS: tl.constexpr = 4 * D * D + (4 if SPLIT else 2) * D * F
     LAYER_VECTORS: tl.constexpr = 5 * D + F
+    R: tl.constexpr = (4 if SPLIT_V else 3) * D
     number = tl.program_id(0)
     b = (number // TILES).to(tl.int64)
     tile = number % TILES
@@ -125,7 +128,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
         spread_MD = x_MD - tl.sum(x_MD, axis=1)[:, None] * (1.0 / D)
         is_small_M = live_M & (tl.sum(spread_MD * spread_MD, axis=1) < SMALL * SMALL * D)
         found = tl.max(is_small_M.to(tl.int32), axis=0)
-    row_ptr = qkv_ptr + b * (S * 3 * D)
+    row_ptr = qkv_ptr + b * (S * R)
     if ATTEND == "heads":
         wq_DD = matrix(weights_ptr, D, D)
         wk_DD = matrix(weights_ptr + D * D, D, D)
@@ -137,7 +140,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
         in_w_ptr = w_ptr + 4 * D * D
         if TILES > 1 and layer > 0:
             row_ptr += qkv_layer_stride
-        own_ptr = row_ptr + place_M[:, None] * (3 * D) + columns_D[None, :]
+        own_ptr = row_ptr + place_M[:, None] * R + columns_D[None, :]
         h_MD = standardised(x_MD, D, EPS).to(gemm)
         if ATTEND == "heads":
             k_MD = tl.dot(h_MD, wk_DD, input_precision=DOT)
@@ -150,7 +153,10 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                 p_MD = tl.dot(h_MD, w_DD, input_precision=DOT)
                 if part == 0:
                     p_MD += tl.load(v_ptr + columns_D)[None, :]
-                tl.store(own_ptr + part * D, p_MD.to(half), mask=real_M[:, None])
+                p_MD, low_MD = split(p_MD, half)
+                tl.store(own_ptr + part * D, p_MD, mask=real_M[:, None])
+                if SPLIT_V and part == 2:
+                    tl.store(own_ptr + 3 * D, low_MD, mask=real_M[:, None])
         tl.debug_barrier()
         if TILES > 1:
             tl.atomic_add(counters_T + layer, 1, mask=is_later_T, sem="release", scope="gpu")
@@ -169,16 +175,10 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             columns_K = tl.arange(0, K)
             within_N = at_N < stop
             head_ptr = row_ptr + heads_H[:, None, None] * K
-            k_HKN = tl.load(
-                head_ptr + D + at_N[None, None, :] * (3 * D) + columns_K[None, :, None],
-                mask=within_N[None, None, :],
-                other=0.0,
-            )
-            v_HNK = tl.load(
-                head_ptr + 2 * D + at_N[None, :, None] * (3 * D) + columns_K[None, None, :],
-                mask=within_N[None, :, None],
-                other=0.0,
-            )
+            place_HKN = head_ptr + at_N[None, None, :] * R + columns_K[None, :, None]
+            k_HKN = tl.load(place_HKN + D, mask=within_N[None, None, :], other=0.0)
+            place_HNK = head_ptr + at_N[None, :, None] * R + columns_K[None, None, :]
+            v_HNK = tl.load(place_HNK + 2 * D, mask=within_N[None, :, None], other=0.0)
             q_HMK = tl.permute(tl.reshape(q_MD.to(half), (M, H, K)), (1, 0, 2))
             visible_MN = seen_N[None, :]
             if CAUSAL:
@@ -196,7 +196,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                 own_P = columns_P < GROUP * K
                 head_ptr = row_ptr + first
                 q_MP = tl.load(
-                    head_ptr + place_M[:, None] * (3 * D) + columns_P[None, :],
+                    head_ptr + place_M[:, None] * R + columns_P[None, :],
                     mask=real_M[:, None] & own_P[None, :],
                     other=0.0,
                 )
@@ -204,8 +204,10 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     out_w_ptr + (first + columns_P)[:, None] * D + columns_D[None, :], mask=own_P[:, None], other=0.0
                 )
                 if ATTEND == "single":
-                    k_PN = keys(head_ptr + D, at_N, columns_P, at_N < stop, own_P, 3 * D)
-                    v_NP = values(head_ptr + 2 * D, at_N, columns_P, at_N < stop, own_P, 3 * D)
+                    k_PN = keys(head_ptr + D, at_N, columns_P, at_N < stop, own_P, R)
+                    v_NP = values(head_ptr + 2 * D, at_N, columns_P, at_N < stop, own_P, R)
+                    if SPLIT_V:
+                        low_NP = values(head_ptr + 3 * D, at_N, columns_P, at_N < stop, own_P, R)
                     context_MP = tl.zeros([M, P], tl.float32)
                     for member in tl.static_range(GROUP):
                         mine_P = columns_P // K == member
@@ -220,6 +222,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         p_MN, _ = softened(s_MN, tl.max(s_MN, axis=1), FAST)
                         sum_M = tl.sum(p_MN, axis=1)
                         one_MP = tl.dot(p_MN.to(half), v_NP, input_precision=DOT)
+                        if SPLIT_V:
+                            one_MP = tl.dot(p_MN.to(half), low_NP, one_MP)
                         one_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
                         context_MP = tl.where(mine_P[None, :], one_MP, context_MP) if GROUP > 1 else one_MP
                 else:
@@ -232,20 +236,23 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         full = (tile * M // N) * N
                     for n in tl.range(0, full, N, num_stages=STAGES):
                         near_N = n + tl.arange(0, N)
-                        k_PN = keys(head_ptr + D, near_N, columns_P, near_N < stop, own_P, 3 * D)
-                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, near_N < stop, own_P, 3 * D)
+                        k_PN = keys(head_ptr + D, near_N, columns_P, near_N < stop, own_P, R)
+                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, near_N < stop, own_P, R)
                         s_MN = tl.dot(q_MP, k_PN, input_precision=DOT)
                         new_M = tl.maximum(top_M, tl.max(s_MN, axis=1))
                         p_MN = exp2(s_MN - new_M[:, None], FAST)
                         shrink_M = exp2(top_M - new_M, FAST)
                         sum_M = sum_M * shrink_M + tl.sum(p_MN, axis=1)
                         context_MP = tl.dot(p_MN.to(half), v_NP, context_MP * shrink_M[:, None], input_precision=DOT)
+                        if SPLIT_V:
+                            low_NP = values(head_ptr + 3 * D, near_N, columns_P, near_N < stop, own_P, R)
+                            context_MP = tl.dot(p_MN.to(half), low_NP, context_MP)
                         top_M = new_M
                     for n in tl.range(full, stop, N, num_stages=STAGES):
                         near_N = n + tl.arange(0, N)
                         within_N = near_N < stop
-                        k_PN = keys(head_ptr + D, near_N, columns_P, within_N, own_P, 3 * D)
-                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, within_N, own_P, 3 * D)
+                        k_PN = keys(head_ptr + D, near_N, columns_P, within_N, own_P, R)
+                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, within_N, own_P, R)
                         near_seen_N = within_N
                         if MASKED:
                             near_seen_N = tl.load(valid_ptr + b * S + near_N, mask=within_N, other=0) != 0
@@ -258,6 +265,9 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         shrink_M = exp2(top_M - safe_M, FAST)
                         sum_M = sum_M * shrink_M + tl.sum(p_MN, axis=1)
                         context_MP = tl.dot(p_MN.to(half), v_NP, context_MP * shrink_M[:, None], input_precision=DOT)
+                        if SPLIT_V:
+                            low_NP = values(head_ptr + 3 * D, near_N, columns_P, within_N, own_P, R)
+                            context_MP = tl.dot(p_MN.to(half), low_NP, context_MP)
                         top_M = new_M
                     context_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
                 x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)

@@ -92,6 +92,25 @@ def test_higher_precisions_are_nearer(monkeypatch: pytest.MonkeyPatch, words: st
     assert float((got_BSD - exact_BSD).abs().max()) < most
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    ("cut", "sizes"), [(SINGLE, {}), (SINGLE, {"heads": 4, "seq_len": 29}), (LOOP, {"seq_len": 40})]
+)
+def test_where_the_gemms_are_held_attention_weighs_both_halves_of_v(
+    monkeypatch: pytest.MonkeyPatch, cut: Cut, sizes: dict[str, Any], masked: bool
+) -> None:
+    """A first token sees itself alone: what attention gives it is v, and only its rounding is wrong."""
+    case, errors = sized(**sizes), []
+    valid_BS = torch.arange(case.seq_len).expand(2, case.seq_len) % 5 != 1 if masked else None
+    for splits in (True, False):
+        if not splits:
+            for module in (stack, stack_cut):
+                monkeypatch.setattr(module, "splits_values", lambda *given: False)
+        got_BSD, exact_BSD = run(monkeypatch, case, "fp16/stack/held-all", cut, valid_BS)
+        errors.append(float((got_BSD - exact_BSD)[:, 0].abs().max()))
+    assert errors[0] < 5e-6 < 5e-5 < errors[1], errors
+
+
 @pytest.mark.parametrize("cut", [HEADS, SINGLE, LOOP], ids=lambda cut: cut.attend)
 def test_rows_with_a_small_token_are_done_again_in_higher_precision_and_no_others(
     monkeypatch: pytest.MonkeyPatch, cut: Cut

@@ -49,6 +49,7 @@ _TIMES = re.compile(
     rf"^(baseline|optimized) *: median={_NUMBER} ms \| mean={_NUMBER} ms \| p90={_NUMBER} ms \| min={_NUMBER} ms", re.M
 )
 _SPEEDUP = re.compile(rf"^speedup *: {_NUMBER}x", re.M)
+_RULE = re.compile(rf"^criterion: abs_error <= {_NUMBER} OR relative_error <= {_NUMBER}%", re.M)
 _CONFIG = re.compile(r"^TransformerConfig\((.*)\)$", re.M)
 
 
@@ -76,7 +77,7 @@ class Grader:
 
         Raises   InUse if somebody does.
         """
-        machine = Machine.detect(_device(self.options))
+        machine = Machine.detect(_given(self.options, "--device", "auto"))
         facts = {
             "machine": machine.name,
             "versions": versions() | ({"driver": machine.driver} if machine.driver else {}),
@@ -100,7 +101,7 @@ class Grader:
             ran = _facts(facts_path)
         found = parse(said)
         reason = why_not_passed(case, found, code, said, talk) or why_not_ours(ran)
-        rule = rule_of(options)
+        rule = rule_of(options, said)
         verdict = verdict_of(reason, rule)
         summary = found.pop("summary", None)
         found.pop("config", None)
@@ -145,18 +146,14 @@ def cases_of(text: str) -> list[Case]:
     return found
 
 
-def rule_of(options: Sequence[str]) -> tuple[float, float]:
-    """atol and rtol that these options make the script judge by; NaN for what is no number."""
-    rule = {"--atol": OFFICIAL_ATOL, "--rtol": OFFICIAL_RTOL}
-    for word, following in zip(options, (*options[1:], ""), strict=True):
-        given, equals, value = word.partition("=")
-        for name in rule:
-            if len(given) > 3 and name.startswith(given):  # argparse takes --at for --atol
-                try:
-                    rule[name] = float(value if equals else following)
-                except ValueError:
-                    rule[name] = math.nan
-    return rule["--atol"], rule["--rtol"]
+def rule_of(options: Sequence[str], said: str = "") -> tuple[float, float]:
+    """atol and rtol that the script said it judged by, else what these options name; NaN for what is no number."""
+    if told := _RULE.search(said):
+        atol, percent = (math.nan if (number := _finite(text)) is None else number for text in told.groups())
+        return atol, percent / 100
+    given = (_given(options, "--atol", str(OFFICIAL_ATOL)), _given(options, "--rtol", str(OFFICIAL_RTOL)))
+    atol, rtol = (math.nan if (number := _finite(text)) is None else number for text in given)
+    return atol, rtol
 
 
 def say_rule(rule: tuple[float, float]) -> str:
@@ -279,15 +276,13 @@ def _end(run: subprocess.Popen[bytes]) -> None:
     run.wait()
 
 
-def _device(options: Sequence[str]) -> str:
-    """The device that the script's options name."""
-    found = "auto"
-    for turn, word in enumerate(options):
-        if word == "--device" and turn + 1 < len(options):
-            found = options[turn + 1]
-        elif word.startswith("--device="):
-            found = word.partition("=")[2]
-    return found
+def _given(options: Sequence[str], name: str, usual: str) -> str:
+    """The last value of an option, as argparse takes it: --at for --atol too."""
+    for word, following in zip(options, (*options[1:], ""), strict=True):
+        given, equals, value = word.partition("=")
+        if len(given) > 3 and name.startswith(given):
+            usual = value if equals else following
+    return usual
 
 
 def _finite(text: str) -> float | None:

@@ -7,12 +7,11 @@ Knows nothing of how runs are made.
 
 import statistics
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from frontier.record import EVIDENCE, Record, read_records
-from frontier.report import calls
-from frontier.report.tables import Column, gib, with_columns
+from frontier.report import calls, long_rows
+from frontier.report.tables import Column, gib, name_of, share, with_columns
 
 ROOT = EVIDENCE.parent.parent
 BEGIN, END = "<!-- results: written by `frontier report` -->", "<!-- end of results -->"
@@ -60,17 +59,7 @@ def results_text(records: list[Record]) -> str:
         ):
             if kept:
                 parts += ["", f"### {title}", "", with_columns(kept, columns)]
-        cut = [r for r in here if r.kind == "chunk-error"]
-        if cut:
-            parts += [
-                "",
-                "### Error against the number of chunks",
-                "",
-                _CHUNKS_SAY,
-                "",
-                with_columns(cut, CHUNK_COLUMNS),
-            ]
-        for section in calls.sections(here):
+        for section in (*long_rows.sections(here), *calls.sections(here)):
             parts += ["", section]
     return "\n".join(parts) + "\n"
 
@@ -105,10 +94,6 @@ def _all(values: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(values))
 
 
-def _name(record: Record) -> str:
-    return str(record.notes.get("name") or record.case["name"])
-
-
 def _times(record: Record) -> str:
     if not record.pass_s:
         return ""
@@ -137,10 +122,6 @@ def _rate(record: Record) -> str:
     return f"{record.tflops:.1f}{share}" if record.tflops else ""
 
 
-def _share(peak: int | None, planned: int | None) -> str:
-    return f"{peak / planned:.1%}" if peak and planned else ""
-
-
 def _budget_of(record: Record) -> str:
     return str(record.notes.get("device_budget", "none"))
 
@@ -155,17 +136,12 @@ def _referee(record: Record, key: str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value or "")
 
 
-def _chunk_error(record: Record, count: str) -> str:
-    error = record.notes["errors"][count]
-    return f"{error['rms']:.3g} ({error['budget']:.3f})"
-
-
 def _command(record: Record) -> str:
     return f"`{record.command}`"
 
 
 RUN_COLUMNS: tuple[Column[Record], ...] = (
-    ("run", _name),
+    ("run", name_of),
     ("recipe", lambda r: r.recipe),
     ("input", lambda r: r.input),
     ("output", lambda r: r.output),
@@ -180,19 +156,19 @@ RUN_COLUMNS: tuple[Column[Record], ...] = (
     ("command", _command),
 )
 MEMORY_COLUMNS: tuple[Column[Record], ...] = (
-    ("run", _name),
+    ("run", name_of),
     ("recipe", lambda r: r.recipe),
     ("device budget", _budget_of),
     ("device planned GiB", lambda r: gib(r.device_planned_bytes)),
     ("device peak GiB, reserved", lambda r: gib(r.device_peak_bytes)),
-    ("of planned", lambda r: _share(r.device_peak_bytes, r.device_planned_bytes)),
+    ("of planned", lambda r: share(r.device_peak_bytes, r.device_planned_bytes)),
     ("device peak GiB, allocated", lambda r: gib(r.device_allocated_peak_bytes)),
     ("host planned GiB", lambda r: gib(r.host_planned_bytes)),
     ("host peak GiB, RSS", lambda r: gib(r.host_peak_bytes)),
-    ("of planned", lambda r: _share(r.host_peak_bytes, r.host_planned_bytes)),
+    ("of planned", lambda r: share(r.host_peak_bytes, r.host_planned_bytes)),
 )
 REFEREE_COLUMNS: tuple[Column[Record], ...] = (
-    ("run", _name),
+    ("run", name_of),
     ("recipe", lambda r: r.recipe),
     ("verdict", lambda r: _referee(r, "verdict")),
     ("rows", lambda r: _referee(r, "rows")),
@@ -201,7 +177,7 @@ REFEREE_COLUMNS: tuple[Column[Record], ...] = (
     ("largest budget fraction", lambda r: _referee(r, "budget")),
     ("where", lambda r: _referee(r, "place")),
     ("referee s", lambda r: _referee(r, "seconds")),
-    ("threads", lambda r: _referee(r, "threads")),
+    ("on", lambda r: _referee(r, "device") or f"{_referee(r, 'threads')} threads"),
 )
 PROXY_COLUMNS: tuple[Column[Record], ...] = (
     ("case", lambda r: str(r.case["name"])),
@@ -213,26 +189,15 @@ PROXY_COLUMNS: tuple[Column[Record], ...] = (
     ("largest budget fraction", lambda r: f"{float(r.verdicts['proxy']['budget']):.3f}"),
     ("command", _command),
 )
-_CHUNKS_SAY = (
-    "One row cut into so many chunks, whose attention is merged by log-sum-exp in float32, against the referee's "
-    "float64: the error's norm over the row's, and the largest budget fraction in brackets."
-)
-_CHUNKS = ("1", "2", "8", "64")
-CHUNK_COLUMNS: tuple[Column[Record], ...] = (
-    ("case", _name),
-    ("recipe", lambda r: r.recipe),
-    *((f"{n} chunk{'s' * (n != '1')}", partial(_chunk_error, count=n)) for n in _CHUNKS),
-    ("command", _command),
-)
 LOST_COLUMNS: tuple[Column[Record], ...] = (
-    ("run", _name),
+    ("run", name_of),
     ("recipe", lambda r: r.recipe),
     ("pass s", _times),
     ("why it is here", lambda r: str(r.refused or r.notes.get("superseded"))),
     ("command", _command),
 )
 README_COLUMNS: tuple[Column[Record], ...] = (
-    ("case 14 on one card", _name),
+    ("case 14 on one card", name_of),
     ("attention", lambda r: r.recipe.split("/")[-1]),
     ("device budget", _budget_of),
     ("pass s", _times),

@@ -8,6 +8,7 @@ Knows nothing of what they mean.
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from frontier.record import Record
 from frontier.units import GIB
 
 Item = TypeVar("Item")
@@ -27,6 +28,14 @@ def with_columns(items: Iterable[Item], columns: Sequence[Column[Item]]) -> str:
 
 def gib(num_bytes: int | None) -> str:
     return "" if num_bytes is None else f"{num_bytes / GIB:.2f}"
+
+
+def share(peak: int | None, planned: int | None) -> str:
+    return f"{peak / planned:.1%}" if peak and planned else ""
+
+
+def name_of(record: Record) -> str:
+    return str(record.notes.get("name") or record.case["name"])
 
 
 def _escaped(text: str) -> str:

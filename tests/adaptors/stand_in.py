@@ -152,6 +152,7 @@ def main() -> int:
     if device.type == "cuda":
         print(f"gpu={torch.cuda.get_device_name(device)}")
     print("\n=== Accuracy check ===")
+    print(f"criterion: abs_error <= {args.atol:g} OR relative_error <= {args.rtol:.2%}")
     with torch.inference_mode():
         trials = []
         for trial in range(args.accuracy_trials):

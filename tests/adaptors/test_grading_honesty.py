@@ -39,6 +39,18 @@ def test_a_class_that_counts_nothing_is_counted_once_and_one_that_is_not_called_
     assert result.exit_code == 1 and record.notes["reason"].startswith("the drop-in never ran")
 
 
+@pytest.mark.parametrize("says", [True, False])
+def test_a_script_with_a_looser_rule_of_its_own_is_believed_where_it_says_so(
+    grade: Any, tmp_path: Path, says: bool
+) -> None:
+    script, said = tmp_path / "looser.py", STAND_IN.read_text().replace('"atol": 0.002', '"atol": 0.5')
+    script.write_text(said if says else said.replace("criterion:", "judged by:"))
+    _, (record,) = grade("--", "--accuracy-trials", "1", script=script)
+    told = record.verdicts["script"]
+    looser = ("pass by a looser rule", "atol 0.5, rtol 0.02, NOT the official rule")
+    assert (told["verdict"], told["rule"]) == (looser if says else ("pass", "official"))
+
+
 @pytest.mark.parametrize(
     ("options", "verdict", "rule"),
     [

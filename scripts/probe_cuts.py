@@ -2,14 +2,14 @@
 """Times the one-kernel stack under several cuts of a case, so that `layers/stack.py` can name numbers for its own.
 
 Takes    case names, or all that one kernel serves; a file for the outcomes.
-Gives    one JSON line a cut: milliseconds of single calls, the largest difference from the first cut's output.
+Gives    one record of kind "probe" a cut: milliseconds of single calls, the largest difference from the first cut's
+         output, how many of its calls differed over poisoned scratch.
 Knows nothing of gates or evidence: what wins here is still to be gated by `frontier tune`.
 
     python scripts/probe_cuts.py --output probe.jsonl 1 6 13
 """
 
 import argparse
-import json
 import multiprocessing
 import sys
 from pathlib import Path
@@ -24,6 +24,8 @@ from frontier.layers.stack_cut import Cut
 from frontier.layers.weights import seeded_state
 from frontier.machine import Machine
 from frontier.recipe import REFERENCE, parse_recipe
+from frontier.record import Record
+from frontier.runner import facts_of_now
 from frontier.timelock import timing_window
 from frontier.timing import time_in_turn
 
@@ -65,18 +67,27 @@ def compile_one(job: tuple[str, Cut, str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CUTS))
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="records go here, one a line, behind those there")
+    parser.add_argument("--commit", help="for a checkout without history")
     options = parser.parse_args()
     jobs = [(name, cut, words) for name in options.cases for cut in CUTS[name] for words in words_of(name)]
     with multiprocessing.get_context("spawn").Pool(12, maxtasksperchild=1) as pool:
         pool.map(compile_one, jobs, chunksize=-(-len(jobs) // 12))
     machine = Machine.detect("cuda")
-    with timing_window(machine), options.output.open("w") as file:
+    facts = facts_of_now(machine)
+    facts |= {"commit": options.commit or facts["commit"]}
+    with timing_window(machine), options.output.open("a") as file:
         for name in options.cases:
             for words in words_of(name):
                 for line in outcomes(name, words, machine):
-                    file.write(json.dumps(line) + "\n")
+                    file.write(record_of(line, facts).to_json() + "\n")
                     print(line, flush=True)
+
+
+def record_of(line: dict[str, Any], facts: dict[str, Any]) -> Record:
+    case = Case.load(line.pop("case"))
+    own = {key: line.pop(key) for key in ("recipe", "refused", "call_ms") if key in line}
+    return Record(kind="probe", case=case.as_dict(), flops=case.flops, notes=line, **own, **facts)
 
 
 def words_of(name: str) -> list[str]:
@@ -90,7 +101,7 @@ def outcomes(name: str, words: str, machine: Machine) -> list[dict[str, Any]]:
     out_BSD, first_BSD = torch.empty_like(x_BSD), None
     calls, lines = {}, []
     for cut in CUTS[name]:
-        line: dict[str, Any] = {"case": name, "recipe": words, "cut": cut._asdict()}
+        line: dict[str, Any] = {"case": name, "recipe": words, "name": str(cut)}
         lines.append(line)
         program = program_of(case, cut, words, device)
         try:

@@ -2,7 +2,8 @@
 """Times ways to run a wide stack by parts, to see which of them hides the residual's traffic behind the GEMMs.
 
 Takes    a case that no one kernel holds (8); a file for the outcomes.
-Gives    one JSON line a way: milliseconds of single calls, all ways in turn; the largest difference from the first's.
+Gives    one record of kind "probe" a way: milliseconds of single calls, all ways in turn; the largest difference from
+         the first's output.
 Knows nothing of gates or evidence: what wins here is still to be built, and gated by `frontier tune`.
 
     python scripts/probe_wide.py --output probe.jsonl 8
@@ -13,7 +14,7 @@ Knows nothing of gates or evidence: what wins here is still to be built, and gat
 """
 
 import argparse
-import json
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from frontier.layers.launch import LAUNCH, Run
 from frontier.layers.weights import Stack, pack, seeded_state
 from frontier.machine import Machine
 from frontier.recipe import REFERENCE, Recipe, parse_recipe
+from frontier.record import Record
+from frontier.runner import facts_of_now
 from frontier.timelock import timing_window
 from frontier.timing import time_in_turn
 
@@ -100,31 +103,35 @@ def ways_of(case: Case, device: torch.device) -> dict[str, Way]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case", nargs="?", default="8")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="records go here, one a line, behind those there")
+    parser.add_argument("--commit", help="for a checkout without history")
     options = parser.parse_args()
     case, machine = Case.load(options.case), Machine.detect("cuda")
     device = torch.device(machine.device)
     x_BSD = torch.randn(case.batch_size, case.seq_len, case.d_model, device=device)
     out_BSD, first_BSD = torch.empty_like(x_BSD), None
-    lines: dict[str, dict[str, object]] = {}
+    facts = facts_of_now(machine) | {"case": case.as_dict(), "flops": case.flops}
+    facts |= {"commit": options.commit or facts["commit"]}
+    found: dict[str, Record] = {}
     calls = {}
-    with timing_window(machine), options.output.open("w") as file, torch.inference_mode():
+    with timing_window(machine), torch.inference_mode():
         for name, way in ways_of(case, device).items():
-            lines[name] = line = {"case": case.name, "way": name}
+            found[name] = Record(kind="probe", recipe="fp16/packed/cudnn/triton-join", notes={"name": name}, **facts)
             try:
                 way(x_BSD, out_BSD)
                 torch.cuda.synchronize(device)
             except Exception as error:
-                line["refused"] = str(error).splitlines()[0]
+                found[name] = dataclasses.replace(found[name], refused=str(error).splitlines()[0])
                 continue
             first_BSD = out_BSD.clone() if first_BSD is None else first_BSD
-            line["from_first"] = float((out_BSD - first_BSD).abs().max())
+            found[name].notes["from_first"] = float((out_BSD - first_BSD).abs().max())
             calls[name] = lambda way=way: way(x_BSD, torch.empty_like(x_BSD))
         for name, times in time_in_turn(calls, device, 4).items():
-            lines[name]["call_ms"] = times.as_dict()
-        for line in lines.values():
-            file.write(json.dumps(line) + "\n")
-            print(line, flush=True)
+            found[name] = dataclasses.replace(found[name], call_ms=times.as_dict())
+    with options.output.open("a") as file:
+        for record in found.values():
+            file.write(record.to_json() + "\n")
+            print(record.notes, record.call_ms or record.refused, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The sections of RESULTS.md on calls of rows that already lie on the card: choices, ceilings, MFU, losers, grades.
+"""The sections of RESULTS.md on calls of rows that already lie on the card: choices, ceilings, MFU, losers.
 
 Takes    the records of one machine.
 Gives    Markdown.
@@ -28,6 +28,7 @@ class Tuned:
     standing: list[Record]
     ranked: list[Record]
     yardstick: str
+    first_s: dict[str, float]
     baseline: str = tuned.BASELINE
 
     @property
@@ -45,6 +46,11 @@ class Tuned:
         times = self.choice.call_ms if recipe == self.choice.recipe else self.choice.beside_ms.get(recipe)
         return times["p50"] if times else None
 
+    def first_result(self, record: Record) -> str:
+        """Of its own run if that began without caches, else as `scripts/first_results.py` saw it."""
+        seconds = record.first_result_s or self.first_s.get(record.recipe)
+        return show_seconds(seconds) if seconds else "caches were warm"
+
     def speedup(self, recipe: str) -> float | None:
         other_ms = self.beside_choice_ms(recipe)
         return other_ms / tuned.call_ms(self.choice) if self.choice and other_ms else None
@@ -52,7 +58,7 @@ class Tuned:
 
 def sections(records: list[Record]) -> Iterator[str]:
     """Markdown of what was tuned and graded on one machine; a sentence where nothing was."""
-    cases = _by_case([r for r in records if r.kind == "tune"])
+    cases = _by_case([r for r in records if r.kind in ("tune", "first-result")])
     yield "### Calls on rows that lie on the card"
     if not cases:
         yield "No recipe of the in-core cases is recorded as tuned here yet: `frontier tune` does it."
@@ -63,22 +69,26 @@ def sections(records: list[Record]) -> Iterator[str]:
         yield _utilisation(cases, records)
         yield "### Tuned and not chosen"
         yield table(_LOSER_HEAD, [row for case in cases for row in _losers(case)])
-    grades = [r for r in records if r.kind == "grade"]
-    if grades:
-        yield "### Graded by the benchmark script"
-        yield with_columns(grades, _GRADE_COLUMNS)
 
 
 def _by_case(records: list[Record]) -> list[Tuned]:
     """Tuned records of each problem, shipped cases first, by number."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
+    firsts: dict[str, dict[str, float]] = {}
     for record in records:
+        if record.kind == "first-result":
+            if record.first_result_s:
+                firsts.setdefault(record.case["name"], {})[record.recipe] = record.first_result_s
+            continue
         problem = tuple(value for key, value in record.case.items() if key not in ("name", "seed", "input_scale"))
         groups.setdefault(problem, []).append(record)
     # A driver is a card's: a machine without one has no yardstick.
     has_card = any("driver" in record.versions for record in records)
     beside = str(yardstick(has_card) or "")
-    known = [Tuned(tuned.standing(group), tuned.ranking(group), beside) for group in groups.values()]
+    known = [
+        Tuned(tuned.standing(group), tuned.ranking(group), beside, firsts.get(str(group[0].case["name"]), {}))
+        for group in groups.values()
+    ]
     return sorted(known, key=lambda case: (not case.name.isdigit(), len(case.name), case.name))
 
 
@@ -159,7 +169,7 @@ _CHOICE_COLUMNS: tuple[Column[Tuned], ...] = (
     ("error budget", _choice(_budget)),
     ("trials", _choice(lambda r: str(r.notes["trials"]))),
     ("peak GiB", _choice(lambda r: gib(r.device_peak_bytes))),
-    ("first result", _choice(lambda r: show_seconds(r.first_result_s) if r.first_result_s else "caches were warm")),
+    ("first result", lambda case: case.first_result(case.choice) if case.choice else ""),
 )
 
 
@@ -272,24 +282,3 @@ def _worst(gate: dict[str, Any]) -> str:
     place = f"row {worst['row']}, position {worst['position']}, channel {worst['channel']}"
     values = f"{float(worst['got']):.6g} for {float(worst['wanted']):.6g}"
     return f"{float(worst['budget']):.3g} of the budget at {place} ({values}), {worst.get('trial', 'one trial')}"
-
-
-def _grade(key: str, part: str, form: str) -> Callable[[Record], str]:
-    def show(record: Record) -> str:
-        value = record.notes.get(key)
-        value = value.get(part) if part and value else value
-        return "" if value is None else format(value, form)
-
-    return show
-
-
-_GRADE_COLUMNS: tuple[Column[Record], ...] = (
-    ("case", lambda r: str(r.case["name"])),
-    ("verdict", lambda r: str(r.verdicts["script"]["verdict"])),
-    ("baseline ms", _grade("baseline_ms", "p50", ".4f")),
-    ("ours ms", _grade("optimized_ms", "p50", ".4f")),
-    ("speedup", _grade("speedup", "", ".2f")),
-    ("ran", lambda r: f"`{r.recipe}`"),
-    ("options", lambda r: str(r.notes.get("options") or "")),
-    ("reason", lambda r: str(r.notes.get("reason") or "")),
-)

@@ -12,7 +12,8 @@ from frontier.case import Case
 from frontier.record import Record
 from frontier.report.tables import gib, name_of, share, table
 
-_ELSEWHERE = ("run", "resumed", "proxy", "tune", "grade", "chunk-error")  # kinds that have tables of their own
+_ELSEWHERE = ("run", "resumed", "proxy", "tune", "grade")  # kinds that have tables of their own
+_UNLESS_REFUSED = ("chunk-error", "first-result")
 _CHUNKS = ("1", "2", "8", "64")
 _HEAD = (
     "run", "attention", "device budget", "chunk", "keys wait", "from, to", "pass s", "attention TFLOP/s",
@@ -40,7 +41,8 @@ def sections(records: list[Record]) -> Iterator[str]:
         yield f"### Error against the number of chunks\n\n{_CHUNKS_SAY}"
         head = [f"{count} chunk{'s' * (count != '1')}" for count in _CHUNKS]
         yield table(["case", "recipe", *head, "command"], map(_curve, errors))
-    if beside := [r for r in records if r.kind not in _ELSEWHERE or (r.kind == "chunk-error" and r.refused)]:
+    others = [r for r in records if r.kind not in _ELSEWHERE]
+    if beside := [r for r in others if r.refused or r.kind not in _UNLESS_REFUSED]:
         yield "### Measured beside the runs"
         rows = [(name_of(r), r.kind, r.recipe, _found(r), f"`{r.command}`") for r in beside]
         yield table(["what", "kind", "recipe", "found", "command"], rows)
@@ -83,4 +85,5 @@ def _curve(record: Record) -> list[str]:
 
 def _found(record: Record) -> str:
     notes = {key: value for key, value in record.notes.items() if key not in ("name", "series", "command_s")}
-    return record.refused or json.dumps(notes)[1:-1].replace('"', "")
+    times = f"{record.call_ms['p50']:.4g} ms; " if record.call_ms else ""
+    return record.refused or times + json.dumps(notes)[1:-1].replace('"', "")

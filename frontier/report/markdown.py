@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from frontier.record import EVIDENCE, Record, read_records
-from frontier.report import calls, long_rows
+from frontier.report import calls, grades, long_rows
 from frontier.report.tables import Column, gib, name_of, share, with_columns
 
 ROOT = EVIDENCE.parent.parent
@@ -59,7 +59,7 @@ def results_text(records: list[Record]) -> str:
         ):
             if kept:
                 parts += ["", f"### {title}", "", with_columns(kept, columns)]
-        for section in (*long_rows.sections(here), *calls.sections(here)):
+        for section in (*long_rows.sections(here), *calls.sections(here), *grades.sections(here)):
             parts += ["", section]
     return "\n".join(parts) + "\n"
 

@@ -1,5 +1,6 @@
 """The tables of in-core calls say what the records say: choice, ceilings, means, MFU by hand, and why others lost."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from frontier.case import Case
 from frontier.record import Record
-from frontier.report import calls
+from frontier.report import calls, grades
 from frontier.report.markdown import results_text
 from frontier.report.tables import table
 
@@ -45,7 +46,7 @@ def run_of_14(seconds: float) -> Record:
 
 
 def text_of(*records: Record) -> str:
-    return "\n\n".join(calls.sections(list(records)))
+    return "\n\n".join([*calls.sections(list(records)), *grades.sections(list(records))])
 
 
 def row(text: str, *cells: str) -> list[str]:
@@ -87,6 +88,28 @@ def test_error_budget_trials_memory_and_first_result_stand_in_the_row() -> None:
     ]
     cells = row(text_of(tuned("1", "fp16/stack", gate={"groups": groups})), "1", "`fp16/stack`")
     assert cells[-4:] == ["0.410 / 0.930", "50", "0.50", "2.5 s"]
+
+
+def test_a_first_result_seen_by_its_own_command_fills_in_where_caches_were_warm() -> None:
+    choice = tuned("1", "fp16/stack", first_result_s=None)
+    seen = {"kind": "first-result", "call_ms": {}, "beside_ms": {}, "verdicts": {}, "notes": {}}
+    assert row(text_of(choice), "1", "`fp16/stack`")[-1] == "caches were warm"
+    other, own = (tuned("1", recipe, **seen, first_result_s=9.5) for recipe in ("fp16/packed/flash", "fp16/stack"))
+    assert row(text_of(choice, other), "1", "`fp16/stack`")[-1] == "caches were warm"
+    assert row(text_of(choice, other, own), "1", "`fp16/stack`")[-1] == "9.5 s"
+
+
+def test_the_mean_of_grades_is_of_medians_and_of_all_cases_or_not_told() -> None:
+    def graded(name: str, speedup: float, verdict: str = "pass", options: str = "") -> Record:
+        notes = {"speedup": speedup, "options": options, "reason": None}
+        record = tuned(name, "fp16/stack", kind="grade", verdicts={"script": {"verdict": verdict}})
+        return dataclasses.replace(record, notes=notes)
+
+    all_but_one = [graded(str(n), 8.0) for n in range(1, 13)]
+    assert "Geometric mean of the speedups" not in text_of(*all_but_one, graded("13", 8.0, "fail"))
+    assert "Geometric mean of the speedups" not in text_of(*all_but_one, graded("13", 8.0, options="--dtype float16"))
+    thrice = [graded("13", speedup) for speedup in (1.0, 8.0, 900.0)]
+    assert "Geometric mean of the speedups: **8.00 x**" in text_of(*all_but_one, *thrice)
 
 
 def test_means_are_geometric_and_name_their_cases() -> None:

@@ -5,7 +5,6 @@ Gives    yes or no; before that, why a tree cannot be watched at all.
 Knows nothing of programs, shapes or devices.
 """
 
-from collections.abc import Iterable
 from itertools import chain, count
 from operator import attrgetter, is_
 from typing import Any
@@ -61,7 +60,7 @@ class Watch:
 
     __slots__ = (
         "_hooks", "_latest", "_namespaces", "_parameters", "_settings", "_sizes", "_tables", "_things", "_types",
-        "_uses", "_values", "_versions",
+        "_uses", "_values", "_versions", "_views",
     )  # fmt: skip
 
     def __init__(self, root: nn.Module) -> None:
@@ -75,7 +74,8 @@ class Watch:
         self._sizes = list(map(len, self._namespaces))
         self._settings = [(vars(module), name) for module in modules for name in SETTINGS if name in vars(module)]
         self._values = [namespace[name] for namespace, name in self._settings]
-        self._things = tuple(_all_of(self._tables))
+        self._views = [table.values() for table in self._tables]  # live ones: they show what a table holds later
+        self._things = tuple(chain.from_iterable(self._views))
         self._parameters = [thing for thing in self._things if isinstance(thing, Tensor)]
         for parameter in self._parameters:
             if type(parameter) is nn.Parameter:
@@ -87,7 +87,7 @@ class Watch:
 
     def unchanged(self) -> bool:
         """Some 20 us for the 66 parameters of four layers; it runs while the card works."""
-        things = tuple(_all_of(self._tables))
+        things = tuple(chain.from_iterable(self._views))
         return (
             (self._latest == WatchedParameter.latest or self._only_others_used())
             and len(things) == len(self._things)
@@ -147,7 +147,3 @@ def why_unwatchable(root: PlainStack, case: Case, device: torch.device) -> str |
         if not parameter.is_contiguous():
             return f"`{name}` is not contiguous"
     return None
-
-
-def _all_of(tables: list[dict[str, Any]]) -> Iterable[Any]:
-    return chain.from_iterable(map(dict.values, tables))

@@ -26,8 +26,10 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def stream_of(device: torch.device) -> tuple[int, bool]:
-    """The current device's current stream as a number, and whether it is being captured; (0, False) on a CPU."""
+    """A device's current stream as a number, and whether it is being captured, if the device is the current one;
+    (0, False) on a CPU."""
     if device.type != "cuda":
         return 0, False
+    index = torch.cuda.current_device() if device.index is None else device.index
     # As Triton asks: a `torch.cuda.Stream` takes 2 us to make.
-    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()), torch.cuda.is_current_stream_capturing()
+    return torch._C._cuda_getCurrentRawStream(index), torch.cuda.is_current_stream_capturing()

@@ -147,6 +147,7 @@ class StackProgram:
         }
         self._nobody = torch.ones(1, dtype=torch.bool, device=device)
         self._scratch: OrderedDict[tuple[int, int, bool, int], _Scratch] = OrderedDict()
+        self._most_rows: dict[int, int] = {}  # of a launch, by length
         self._lock = threading.Lock()
 
     def __call__(self, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
@@ -154,7 +155,9 @@ class StackProgram:
         if valid_BS is not None and valid_BS.device.type == "cpu":
             valid_BS = None if bool(valid_BS.all()) else valid_BS.to(self.device)
         B, S, _ = x_BSD.shape
-        most = stack_rows_per_launch(self.case, self.recipe, S)
+        most = self._most_rows.get(S)
+        if most is None:
+            most = self._most_rows[S] = stack_rows_per_launch(self.case, self.recipe, S)
         if most >= B:
             self._launch(x_BSD, out_BSD, valid_BS)
             return

@@ -167,8 +167,8 @@ def run(as_json: bool, quiet: bool, **options: Any) -> None:
     if not quiet:
         click.echo(show_plan_line(planned, choice), err=True)
     ceilings = options["passes"] > 1 if options["ceilings"] is None else options["ceilings"]
-    kept = ("passes", "resident", "watch", "poison", "allow_nonfinite", "trace")
-    files = ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite", "resume", "verify")
+    kept = ("passes", "resident", "watch", "poison", "allow_nonfinite", "trace", "verify")
+    files = ("input_path", "input_tensor", "weights", "valid_BS", "output", "overwrite", "resume")
     record = start(
         planned,
         run_dir,

@@ -25,6 +25,7 @@ from frontier.units import GIB
 Place = Literal["card", "pinned", "host", "disk"]
 PLACES: tuple[Place, ...] = ("card", "pinned", "host", "disk")
 Spool = Literal["card", "host", "disk"]
+SPOOL = "spool.bin"  # in the run directory, where it may outlive a run that is killed
 
 # Python, torch and CUDA's libraries in host memory, with a card and without: the peak RSS of case 14 less all that
 # the ledger names is 1.05 GiB with cuDNN and 1.32 GiB with FA4 (H200 host, torch 2.11), 0.5 GiB on a CPU.
@@ -74,13 +75,23 @@ def chunked_rows(
     entries = [
         *_slots(depth, "chunk", positions * chunk_floats(case, recipe) * FLOAT32_BYTES),
         *(Entry(name, "card", held) for name, held in chunk_workspace_bytes(case, recipe, chunk).items()),
-        Entry("keys and values of a row", spool, spool_bytes(case, recipe)),
+        Entry("keys and values of a row", spool, spool_size(case, recipe, spool)),
         *_always(case, machine, recipe, keeping),
     ]
     if keeping.masked:
         held = positions * case.d_model * FLOAT32_BYTES
         entries.append(Entry("a chunk without its invalid tokens", "card", held))
     return tuple(entries)
+
+
+def residuals_spooled(case: Case, spool: Spool | None) -> int:
+    """How many of a row the spool holds at once: in a file none is written over the one that it was made of."""
+    return 2 if spool == "disk" and not case.causal and case.layers > 2 else 1
+
+
+def spool_size(case: Case, recipe: Recipe, spool: Spool | None) -> int:
+    """Bytes of keys and values of a row, and of the residuals that wait beside them."""
+    return spool_bytes(case, recipe) + (residuals_spooled(case, spool) - 1) * case.row_bytes
 
 
 def _slots(depth: int, what: str, num_bytes: int) -> list[Entry]:

@@ -17,6 +17,7 @@ import click
 
 from frontier.case import Case
 from frontier.errors import FrontierError
+from frontier.ledger import SPOOL
 from frontier.machine import Machine
 from frontier.units import parse_bytes
 
@@ -140,6 +141,11 @@ plan_options = _stacked(
         help="Rows whole or cut into chunks  [default: whole if it fits]",
     ),
     click.option("--chunk", type=click.IntRange(1), help="Positions of a chunk; cuts rows."),
+    click.option(
+        "--spool",
+        type=click.Choice(["card", "host", "file"]),
+        help="Where a cut row's keys and values wait; --resume goes on inside the row only from a file; cuts rows.",
+    ),
     click.option("--resident/--on-the-fly", default=False, help="Whole input in host memory first, or row by row."),
     click.option(
         "--output",
@@ -191,12 +197,13 @@ def plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
         watch=options["watch"],
         masked=options["valid_BS"] is not None,
     )
-    limits = {name: options.pop(name) for name in ("ring_depth", "flow", "chunk")}
-    limits |= {"free_disk_bytes": free_disk_bytes(options), "spool_disk_bytes": _free_spool_bytes(options)}
+    limits = {name: options.pop(name) for name in ("ring_depth", "flow", "chunk", "spool")}
+    limits["spool"] = "disk" if limits["spool"] == "file" else limits["spool"]
+    limits |= {"free_disk_bytes": free_disk_bytes(options), "spool_disk_bytes": sum(_spool_bytes(options))}
     limits |= {"slice_rows": 1 if options.get("allow_nonfinite") else None}
     wanted, passes = options.pop("recipe"), options.get("passes", 1)
     # What cannot fit is refused before a kernel's canary takes memory.
-    cut = limits["chunk"] or (case.seq_len if limits["flow"] == "chunked" else None)
+    cut = limits["chunk"] or (case.seq_len if limits["flow"] == "chunked" or limits["spool"] else None)
     hoped = choose(case, found, wanted, passes=passes, try_kernels=False, chunk=cut)
     try:
         planned = make_plan(case, found, hoped.recipe, keeping, **limits)
@@ -230,10 +237,12 @@ def free_disk_bytes(options: dict[str, Any]) -> int | None:
         )
     begun = [path.with_name(f"{path.name}.partial"), path] if options.get("resume") else []
     taken_bytes = [part.lstat().st_blocks * 512 for part in begun if part.is_file()]
-    return shutil.disk_usage(folder).free + sum(taken_bytes[:1])
+    return shutil.disk_usage(folder).free + sum(taken_bytes[:1]) + _spool_bytes(options)[1]
 
 
-def _free_spool_bytes(options: dict[str, Any]) -> int:
-    """Free bytes where keys and values of a row would lie in a file: where the run directory is, or will be."""
+def _spool_bytes(options: dict[str, Any]) -> tuple[int, int]:
+    """Bytes free where keys and values of a row would lie in a file, where the run directory is, or will be; and those
+    that an earlier run has taken there."""
     folder = Path(options.get("run_dir") or "runs").absolute()
-    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
+    free_bytes = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
+    return free_bytes, (folder / SPOOL).lstat().st_blocks * 512 if (folder / SPOOL).is_file() else 0

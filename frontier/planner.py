@@ -18,7 +18,6 @@ from frontier.layers.costs import (
     chunk_refusal,
     most_positions_per_call,
     most_rows_per_call,
-    spool_bytes,
 )
 from frontier.ledger import NOTHING_KEPT, PLACES, Entry, Keeping, Place, Spool
 from frontier.machine import CONTEXT_BYTES, Machine
@@ -118,9 +117,10 @@ def plan(
     free_disk_bytes: int | None = None,
     flow: Flow | None = None,
     chunk: int | None = None,
+    spool: Spool | None = None,
     spool_disk_bytes: int | None = None,
 ) -> Plan:
-    """Whole rows if one fits every budget, else rows cut into chunks; `flow` and `chunk` ask for one of them.
+    """Whole rows if one fits every budget, else rows cut into chunks; `flow`, `chunk` and `spool` ask for one of them.
 
     `spool_disk_bytes`   free for keys and values in a file; None if there is no place for one.
 
@@ -128,10 +128,11 @@ def plan(
              tried; Unsupported if a call would be too long for the kernels, or the recipe cannot cut rows.
     """
     case.check_watched(keeping.watch)
-    if flow == "whole" and chunk is not None:
-        raise Unsupported(f"whole rows have no chunk of {chunk}", hint="leave out --chunk or --flow whole")
+    if flow == "whole" and (chunk or spool):
+        what = "spool" if chunk is None else f"chunk of {chunk}"
+        raise Unsupported(f"whole rows have no {what}", hint="leave out --chunk and --spool, or --flow whole")
     refused: FrontierError | None = None
-    if flow != "chunked" and chunk is None:
+    if flow != "chunked" and chunk is None and spool is None:
         try:
             whole = _whole(case, machine, recipe, keeping, ring_depth, slice_rows)
             return _first_that_fits(whole, free_disk_bytes)
@@ -144,9 +145,8 @@ def plan(
             refused.hint = f"{refused.hint}; rows cannot be cut into chunks: {against}"
             raise refused
         raise Unsupported(f"recipe {recipe} cannot cut rows into chunks: {against}", hint="name another --recipe")
-    spools: tuple[Spool, ...] = ("card", "host")
-    if spool_disk_bytes is not None and spool_bytes(case, recipe) <= spool_disk_bytes:
-        spools += ("disk",)
+    has_room = spool_disk_bytes is not None and ledger.spool_size(case, recipe, "disk") <= spool_disk_bytes
+    spools: tuple[Spool, ...] = (spool,) if spool else ("card", "host", "disk") if has_room else ("card", "host")
     why = "asked for" if refused is None else str(refused).partition(" (")[0]
     chunked = _chunked(case, machine, recipe, keeping, ring_depth, chunk, spools)
     return replace(_first_that_fits(chunked, free_disk_bytes), why=why)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,9 +27,10 @@ from frontier.data.reading import InputFile
 from frontier.data.sinks import FileSink
 from frontier.errors import DataError, ResumeError, RunDirError
 from frontier.layers.weights import State
+from frontier.ledger import SPOOL
 from frontier.planner import Plan
 from frontier.record import Record
-from frontier.stream.journal import Claims, Journal, read_journal
+from frontier.stream.journal import Claims, Journal, Part, read_journal
 from frontier.units import MIB, show_bytes
 
 SCHEMA = 1
@@ -55,11 +56,11 @@ class RunDir:
     def __init__(self, path: Path, overwrite: bool = False, resume: bool = False) -> None:
         self.path = path
         self.drifted: list[str] = []
-        self._overwrite, self._resume = overwrite, resume
+        self.parts: list[Part] = []  # of the row that the earlier run was at
+        self._overwrite, self._resume, self._made_here = overwrite, resume, False
         self._earlier: dict[str, Any] | None = None
         self._manifest: dict[str, Any] = {}
         self._held_fd: int | None = None
-        self._made_here = False
 
     def __enter__(self) -> "RunDir":
         with self._explained():
@@ -107,7 +108,7 @@ class RunDir:
         folder, name = os.path.split(place)
         if folder == os.path.realpath(self.path / WATCHED):
             return True
-        own = (MANIFEST, WEIGHTS, MASK, RECORD, JOURNAL, _VERDICT)
+        own = (MANIFEST, WEIGHTS, MASK, RECORD, JOURNAL, SPOOL, _VERDICT)
         return folder == os.path.realpath(self.path) and name.removesuffix(".partial") in own
 
     def finished_record(self) -> Record | None:
@@ -131,6 +132,7 @@ class RunDir:
         claims = read_journal(self.path / JOURNAL, plan.case.batch_size)
         if claims is not None and claims.run != _fingerprint(self._earlier):
             raise ResumeError(f"{self.path / JOURNAL} is not of the run that {MANIFEST} speaks of", hint=_ANEW)
+        self.parts = [] if claims is None else claims.parts
         return claims
 
     def begin(
@@ -191,10 +193,10 @@ class RunDir:
                 self.drifted = [name for name in _DRIFT if self._earlier.get(name) != self._manifest.get(name)]
             self._write(MANIFEST, json.dumps(self._manifest, indent=1))
 
-    def journal(self, sink: FileSink, claimed: Mapping[int, str]) -> Journal:
+    def journal(self, sink: FileSink, sync: Callable[[], None], parts: Sequence[Part]) -> Journal:
         """The journal of the run that has begun, with what an earlier start of it claims."""
         with self._explained():
-            return Journal(self.path / JOURNAL, _fingerprint(self._manifest), sink.row_hash, sink.sync, claimed)
+            return Journal(self.path / JOURNAL, _fingerprint(self._manifest), sink.row_hash, sync, sink.claimed, parts)
 
     def finish(self, watched: list[dict[str, Any]], record: Record) -> None:
         """Write the record, then the manifest that vouches for everything beside it."""
@@ -223,7 +225,7 @@ class RunDir:
     def _drop_all(self) -> None:
         # A journal's claims, an old verdict or an old row must never stand beside a new manifest; and without any
         # manifest, a start that fails half-way would leave a directory that --overwrite takes for somebody else's.
-        for name in (JOURNAL, _VERDICT):
+        for name in (JOURNAL, SPOOL, _VERDICT):
             (self.path / name).unlink(missing_ok=True)
         self._write(MANIFEST, json.dumps({"schema": SCHEMA, "complete": False}))
         for name in (WEIGHTS, MASK, RECORD):

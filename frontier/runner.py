@@ -29,9 +29,12 @@ from frontier.data.resident import ResidentSource
 from frontier.data.sinks import FileSink, NullSink
 from frontier.data.watch import Watcher
 from frontier.errors import FrontierError, Interrupted, NonFinite, Unsupported
+from frontier.flows.chunked import ChunkedRows
 from frontier.flows.engine import Engine, NotFinite
+from frontier.flows.parts import Begun, keep_journal
 from frontier.flows.steps import Step
 from frontier.layers.weights import State, checked_state, seeded_state
+from frontier.ledger import SPOOL
 from frontier.machine import Machine
 from frontier.planner import Plan, host_total_bytes
 from frontier.record import Record, commit, source_sha256, versions
@@ -49,6 +52,7 @@ class Choices:
     watch       rows whose input is hashed and whose output is kept for the referee
     ceilings    also time the card alone, after each pass, and the road alone as often, after the last
     poison      fill every slot with NaN before use, so that a skipped copy shows
+    verify      hash all that a row under way has left, not a sample, before it is gone on with
     """
 
     passes: int = 1
@@ -58,6 +62,7 @@ class Choices:
     poison: bool = False
     allow_nonfinite: bool = False
     trace: Path | None = None
+    verify: bool = False
 
 
 def run(
@@ -120,6 +125,7 @@ class _Job:
         self.card_s: list[float] = []
         self.begun_s = time.time()
         self.first_slice_s: float | None = None
+        self.begun: Begun | None = None
 
     def watch(self, event: Event) -> None:
         self.trace(event)
@@ -152,28 +158,31 @@ class _Job:
                 watched_rows=len(choices.watch),
                 **facts,
             )
+        # A row is gone on with neither in a second pass, nor where its own input must be seen to excuse its output.
+        once = choices.passes == 1 and not choices.allow_nonfinite and not isinstance(self.source, PipeSource)
+        name = SPOOL if once and isinstance(self.sink, FileSink) else ""
         with (
             ThreadPoolExecutor(plan.machine.cores, "frontier-hash") as pool,
-            Engine(plan, state, valid_BS, None if run_dir is None else run_dir.path) as engine,
+            Engine(plan, state, valid_BS, None if run_dir is None else run_dir.path / name) as engine,
         ):
             # Without a run directory nobody will ask for the rows: they are not hashed, and no memory is taken.
             watcher = Watcher(case, choices.watch if run_dir is not None else (), pool)
             if choices.resident:
                 self.source = ResidentSource(self.source, case, plan.machine.cores)
-            done_rows = self._take_up(run_dir, watcher)
+            done_rows = self._take_up(run_dir, watcher, engine)
             self._carry_passes(engine, watcher, done_rows)
             self.sink.finish()
-            peaks = engine.peaks()
+            peaks, done_flops = engine.peaks(), self.begun.flops if self.begun else 0
             road_s = [engine.time_road(self.source, NullSink()) for _ in self.card_s]
             record = Record(
-                kind="resumed" if done_rows else "run",
+                kind="resumed" if done_rows or self.begun else "run",
                 **facts,
                 case=case.as_dict(),
                 recipe=str(plan.recipe),
                 plan=plan.as_dict(),
                 input=f"{self.source.describe()['kind']}, {'resident' if choices.resident else 'on the fly'}",
                 output=output,
-                flops=case.flops * (case.batch_size - len(done_rows)) // case.batch_size,
+                flops=case.flops * (case.batch_size - len(done_rows)) // case.batch_size - done_flops,
                 pass_s=tuple(self.pass_s),
                 first_slice_s=self.first_slice_s,
                 startup_s=self.begun_s - psutil.Process(os.getpid()).create_time(),
@@ -194,20 +203,22 @@ class _Job:
             self.trace.save(choices.trace)
         return record
 
-    def _take_up(self, run_dir: RunDir | None, watcher: Watcher) -> frozenset[int]:
+    def _take_up(self, run_dir: RunDir | None, watcher: Watcher, engine: Engine) -> frozenset[int]:
         """The rows that an earlier start has finished, seen by the watcher too; from now on a journal is kept."""
         if run_dir is None or not isinstance(self.sink, FileSink):
             return frozenset()
-        claimed = self.sink.claimed
-        self.sink.tell(run_dir.journal(self.sink, claimed))
-        watcher.recall(claimed, self.source, self.sink.read_row)
-        return frozenset(claimed)
+        parts = engine.flow.keep_parts(self.sink) if isinstance(engine.flow, ChunkedRows) else None
+        self.begun = keep_journal(parts, self.sink, run_dir, self.choices.verify)
+        seen = dict.fromkeys(self.sink.claimed, (self.plan.case.seq_len,) * 2) | (self.begun.seen if self.begun else {})
+        watcher.recall(seen, self.source, self.sink.read_row)
+        return frozenset(self.sink.claimed)
 
     def _notes(self, run_dir: RunDir | None, done_rows: frozenset[int]) -> dict[str, Any]:
         """How the input was read, if it was a file; what an earlier start had done, and what is not as it was then."""
         notes: dict[str, Any] = {} if self.read_by is None else {"read_by": self.read_by}
-        if run_dir is not None and done_rows:
+        if run_dir is not None and (done_rows or self.begun):
             notes["resumed"] = {"done_rows": len(done_rows), "drifted": run_dir.drifted}
+            notes["resumed"] |= {"at": str(self.begun.step)} if self.begun else {}
         return notes
 
     def _carry_passes(self, engine: Engine, watcher: Watcher, done_rows: Container[int]) -> None:

@@ -81,7 +81,9 @@ def _flow_reason(plan: Plan) -> str:
     if plan.chunk is None:
         return plan.why
     where = {"card": "on the device", "host": "in host memory", "disk": "in a file"}[plan.spool or "card"]
-    return f"keys and values wait {where} ({plan.why})"
+    anew = plan.spool != "disk" and any(entry.name == "output" and entry.place == "disk" for entry in plan.ledger)
+    lost = "; a row that is under way when the run is killed begins anew (not so with --spool file)" * anew
+    return f"keys and values wait {where} ({plan.why}){lost}"
 
 
 def show_machine(machine: Machine, kernels: dict[str, str | None], tried: str, pinning_s: float | None) -> str:
@@ -134,7 +136,9 @@ def _record_lines(record: Record) -> Iterator[tuple[str, str]]:
     if "resumed" in record.notes:
         drifted = ", ".join(record.notes["resumed"]["drifted"])
         differs = f"other than before: {drifted}" if drifted else "same cut, so the same bytes"
-        yield "resumed", f"{record.notes['resumed']['done_rows']} rows were done; times are of the others; {differs}"
+        told = record.notes["resumed"]
+        at = f", gone on with at {told['at']}" if "at" in told else ""
+        yield "resumed", f"{told['done_rows']} rows were done{at}; times are of the others; {differs}"
     yield "recipe", f"{record.recipe} on {record.machine}, input {record.input}, output {record.output}"
     yield "busy", ", ".join(f"{verb} {show_seconds(seconds)}" for verb, seconds in record.busy_s.items())
     if record.card_s and record.road_s:

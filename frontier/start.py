@@ -53,7 +53,6 @@ def start(
     output: str,
     overwrite: bool,
     resume: bool,
-    verify: bool,
     quiet: bool,
     choices: Choices,
 ) -> Record:
@@ -99,9 +98,9 @@ def start(
                 lines = ", ".join(map(str, claims.broken_lines))
                 log.warning("%s is damaged in line %s: what that claimed is made again", run_dir / JOURNAL, lines)
             claimed = None if claims is None else claims.row_sha256
-        sink = _open_sink(output, case, overwrite, threads, claimed)
+        sink = _open_sink(output, case, overwrite, threads, claimed, bool(kept.parts))
         if isinstance(sink, FileSink):
-            _check_claims(sink, choices.watch, verify)
+            _check_claims(sink, choices.watch, choices.verify)
         progress = _progress(plan, valid_BS, claimed or (), choices.passes, quiet)
         ending.callback(progress.close)
         return run(
@@ -190,14 +189,16 @@ def _refuse_trace(trace: Path, overwrite: bool) -> None:
         raise DataError(f"{trace} cannot be written: {reason.strerror}", hint="name another with --trace") from None
 
 
-def _open_sink(output: str, case: Case, overwrite: bool, threads: int, claimed: Mapping[int, str] | None) -> Sink:
+def _open_sink(
+    output: str, case: Case, overwrite: bool, threads: int, claimed: Mapping[int, str] | None, begun: bool
+) -> Sink:
     if output == "none":
         return NullSink()
     if output == PIPE:
         return PipeSink(1, case)
     if output == "memory":
         return MemorySink(case, threads)
-    return FileSink(output, case, overwrite, threads, claimed)
+    return FileSink(output, case, overwrite, threads, claimed, begun)
 
 
 def proxy_records(

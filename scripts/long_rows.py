@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
 
     long: int = 1 << 20
     longest: int = 1 << 22
-    judged: int = 1 << 19
+    judged: int = 1 << 18
     chunk_error: int = 1 << 16
     shape: tuple[str, ...] = ()
     rows_of_14: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ class FileSink:
     """One float32 `[B, S, D]` array in a file. It bears its name only when every row is in it.
 
     `claimed` is what the journal of a killed run says of each finished row, if it is to be gone on with: empty
-    means that a part is there or not, and nothing in it counts.
+    means that a part is there or not, and nothing in it counts, unless a row was `begun`.
 
     Raises   DataError if the name is taken (unless `overwrite`), another run writes it, or the disk is too small;
              ResumeError if the part with the claimed rows is not there.
@@ -57,6 +57,7 @@ class FileSink:
         overwrite: bool = False,
         threads: int = 4,
         claimed: Mapping[int, str] | None = None,
+        begun: bool = False,
     ) -> None:
         self.path = Path(path)
         if self.path.suffix not in _HEADERS:
@@ -70,11 +71,11 @@ class FileSink:
             _HEADERS[self.path.suffix]((case.batch_size, case.seq_len, case.d_model)),
             case.input_bytes,
             overwrite=overwrite,
-            part="refuse" if claimed is None else "keep" if claimed else "replace",
+            part="refuse" if claimed is None else "keep" if claimed or begun else "replace",
         )
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="write")
         self.claimed = dict(claimed or {})
-        self._finished = False
+        self.is_finished, self._begun = False, begun
         self.whole_rows = set(self.claimed)
         self._journal: RowJournal | None = None
 
@@ -108,6 +109,11 @@ class FileSink:
         """Whether the run that was killed had already given the file its name."""
         return self._file.is_whole
 
+    def keep_begun(self) -> None:
+        """From now on the part is to be kept, though no row may be whole: one is under way that can be gone on with."""
+        self._file.write_header()
+        self._begun = True
+
     def sync(self) -> None:
         """Bring all that was written so far to the disk.
 
@@ -137,9 +143,9 @@ class FileSink:
         self.whole_rows.difference_update(changed)
         return changed
 
-    def read_row(self, row: int, into_SD: Tensor) -> None:
-        """Fill `into_SD` with a row that is whole."""
-        self._file.read_into(bytes_of(into_SD), row * self._case.row_bytes)
+    def read_row(self, row: int, into: Tensor, begin_bytes: int = 0) -> None:
+        """Fill `into` with a row that is whole, or with what was written of it from `begin_bytes` on."""
+        self._file.read_into(bytes_of(into), row * self._case.row_bytes + begin_bytes)
 
     def finish(self) -> None:
         """Bring the file to the disk and give it its name.
@@ -154,7 +160,7 @@ class FileSink:
         if self._journal is not None:
             self._journal.close()
         self._file.commit()
-        self._finished = True
+        self.is_finished = True
         self._pool.shutdown()
 
     def abandon(self) -> str:
@@ -163,10 +169,10 @@ class FileSink:
             with suppress(FrontierError):  # an earlier error is on its way
                 self._journal.close()
         self._pool.shutdown()
-        if self._finished or self.is_whole:
+        if self.is_finished or self.is_whole:
             self._file.close()
             return f"{self.path.name} is whole"
-        if not self.whole_rows:
+        if not self.whole_rows and not self._begun:
             self._file.discard()
             return f"no row is whole, {self._file.partial.name} is removed"
         self._file.close()

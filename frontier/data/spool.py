@@ -1,18 +1,19 @@
 """Bytes written once and read back often: keys and values of a row that the card cannot hold.
 
 Takes    a size; contiguous host tensors, each at a place of its own.
-Gives    the same bytes, from host memory or from a file without a name.
+Gives    the same bytes, from host memory or from a file, which has a name only if it may outlive the run.
 Knows nothing of rows, layers or chunks.
 """
 
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,19 +78,26 @@ class MemorySpool:
 
 
 class FileSpool:
-    """A file in `folder` that has no name, so that nothing is left of it however the run ends.
+    """A file in a folder `place` that has no name, so that nothing is left of it however the run ends. Or one of the
+    name `place`, as it is if it has the right size; the name stays if the file was there or `is_kept`.
 
     Raises   DataError if the folder cannot hold it, before anything is computed; later if the disk fails.
     """
 
-    def __init__(self, folder: Path, num_bytes: int, threads: int) -> None:
-        self._folder = folder
+    def __init__(self, place: Path, num_bytes: int, threads: int) -> None:
+        self.name = None if place.is_dir() else place
+        self._folder = folder = place if self.name is None else place.parent
+        self.is_new, self.is_kept = True, False
         try:
-            self._file = tempfile.TemporaryFile(dir=folder, prefix="spool-")  # noqa: SIM115  # closed by `close`
+            if self.name is None:
+                self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, prefix="spool-")  # noqa: SIM115  # `close`
+            else:
+                self._file = os.fdopen(self._take(self.name, max(1, num_bytes)), "r+b")
             try:
                 os.posix_fallocate(self._file.fileno(), 0, max(1, num_bytes))
             except BaseException:
                 self._file.close()
+                self.drop(unless_kept=True)
                 raise
         except OSError as reason:
             raise DataError(
@@ -120,9 +128,32 @@ class FileSpool:
 
         self._in_pieces(read_piece, len(data))
 
+    def sync(self) -> None:
+        """Bring all that was kept to the disk. Raises DataError if the disk fails."""
+        self._in_pieces(lambda piece: os.fdatasync(self._file.fileno()), 1)
+
+    def drop(self, unless_kept: bool = False) -> None:
+        """Take the name away: nothing in the file counts any more."""
+        if self.name is not None and not (unless_kept and self.is_kept):
+            self.name.unlink(missing_ok=True)
+
     def close(self) -> None:
         self._pool.shutdown()
         self._file.close()
+        self.drop(unless_kept=True)
+
+    def _take(self, name: Path, num_bytes: int) -> int:
+        """The file of that name if it is one of that size, else a new one; never what a link leads to."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with suppress(OSError):
+            fd = os.open(name, flags)
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode) and found.st_size == num_bytes:
+                self.is_new, self.is_kept = False, True
+                return fd
+            os.close(fd)
+        self.drop()
+        return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666)
 
     def _in_pieces(self, work: Callable[[Span], None], num_bytes: int) -> None:
         try:

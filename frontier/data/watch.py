@@ -7,11 +7,12 @@ Knows nothing of how a row is judged.
 Shapes   B rows, S positions, D width.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from frontier.case import Case
@@ -73,14 +74,19 @@ class Watcher:
             if within.stop == self._case.seq_len:
                 self._seen_outputs.add(row)
 
-    def recall(self, finished: Collection[int], source: Source, read_row: Callable[[int, Tensor], None]) -> None:
-        """See the watched among rows that an earlier start of this run has finished, in their source and their sink."""
-        for row in self._watched:
-            if row in finished:
-                host_SD = self._outputs_SD[row]
-                source.read(Span(row, row + 1), host_SD[None])
-                self.saw_input(Span(row, row + 1), host_SD[None])
-                read_row(row, host_SD)
+    def recall(
+        self, seen: Mapping[int, tuple[int, int]], source: Source, read_row: Callable[[int, Tensor], None]
+    ) -> None:
+        """See again, in their source and their sink, the first positions of watched rows that an earlier start of this
+        run has read and has written, so many of a row."""
+        for row in (row for row in self._watched if row in seen):
+            (num_in, num_out), rows, host_SD = seen[row], Span(row, row + 1), self._outputs_SD[row]
+            if num_in:
+                source.read(rows, host_SD[None, :num_in], Span(0, num_in))
+                self.saw_input(rows, host_SD[None, :num_in], Span(0, num_in))
+                host_SD[:num_in].fill_(torch.nan)
+                read_row(row, host_SD[:num_out])
+            if num_out == self._case.seq_len:
                 self._seen_outputs.add(row)
 
     def save(self, run_dir: Path) -> list[dict[str, Any]]:

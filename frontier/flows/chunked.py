@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from frontier.data.protocols import Sink, Source
-from frontier.data.sinks import NullSink
+from frontier.data.sinks import FileSink, NullSink
 from frontier.data.spool import FileSpool, MemorySpool, Spool
 from frontier.data.watch import Watcher
+from frontier.flows.parts import Parts
 from frontier.flows.steps import Step, Steps
 from frontier.flows.whole import Fault, first_nonfinite
 from frontier.layers.chunk import Chunk
-from frontier.layers.costs import spool_bytes
 from frontier.layers.weights import Stack, working_dtype
+from frontier.ledger import spool_size
 from frontier.planner import Plan
 from frontier.spans import Span
 from frontier.stream.lanes import Lanes
@@ -53,12 +54,13 @@ class ChunkedRows:
         self._steps = Steps(plan, valid_BS)
         self.slot_shape: tuple[int, ...] = self._steps.slot_shape
         self._spool: Spool | None = None
+        self._parts: Parts | None = None
 
     def open(self, folder: Path) -> None:
-        """Take what the plan says: the chunk's buffers and the spool. A spool in a file lies in `folder`."""
+        """Take what the plan says: the chunk's buffers and the spool. A spool in a file lies in `folder`, or is it."""
         plan, case = self.plan, self._case
         self._chunk = Chunk(self.slot_shape[0], self._stack, case, plan.recipe, self._device)
-        num_bytes = spool_bytes(case, plan.recipe)
+        num_bytes = spool_size(case, plan.recipe, plan.spool)
         if plan.spool == "card":
             layers, dtype = case.layers if case.causal else 1, working_dtype(plan.recipe)
             self._kv_LS2D = torch.empty(layers, case.seq_len, 2 * case.d_model, dtype=dtype, device=self._device)
@@ -69,12 +71,21 @@ class ChunkedRows:
             self._spool = FileSpool(folder, num_bytes, min(_SPOOL_THREADS, plan.machine.cores))
 
     def close(self) -> None:
+        if self._parts is not None:
+            self._parts.close()
         if self._spool is not None:
             self._spool.close()
 
+    def keep_parts(self, sink: FileSink) -> Parts | None:
+        """Told from now on what `sink` and the spool are given, if that is a file with a name."""
+        if isinstance(self._spool, FileSpool) and self._spool.name is not None:
+            self._parts = Parts(self._steps, self._case, self._spool, sink)
+        return self._parts
+
     def loads(self, done_rows: Container[int] = ()) -> Iterator[Step]:
         """The steps of every row that is not done yet."""
-        return self._steps.of(row for row in range(self._case.batch_size) if row not in done_rows)
+        begun = None if self._parts is None else self._parts.begun
+        return self._steps.of((row for row in range(self._case.batch_size) if row not in done_rows), begun)
 
     def rows_of(self, step: Step) -> Span:
         return Span(step.row, step.row + 1)
@@ -114,6 +125,9 @@ class ChunkedRows:
             chunk.attend_own()
 
     def write(self, step: Step, pinned_out: Tensor, sink: Sink, watcher: Watcher | None) -> None:
+        parts = self._parts if self._parts is not None and self._parts.sink is sink else None
+        if parts is not None:
+            parts.will_write(step)
         if step.writes_at is not None:
             assert self._spool is not None
             is_keys = step.does != "leave"
@@ -123,9 +137,13 @@ class ChunkedRows:
             sink.write(rows, y_BSD, step.chunk)
             if watcher is not None:
                 watcher.saw_output(rows, y_BSD, step.chunk)
+        if parts is not None:
+            parts.wrote(step)
 
     def find_fault(self, row: int, source: Source, slot: Slot, lanes: Lanes) -> Fault | None:
         """Where a row stops being finite, if it does: its steps again, one at a time, each looked at behind it."""
+        if isinstance(self._spool, FileSpool):
+            self._spool.drop()  # what is claimed of it is written over
 
         def work(step: Step, device_in: Tensor, device_out: Tensor, device_note: Tensor) -> None:
             self.work(step, device_in, device_out, device_note)

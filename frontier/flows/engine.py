@@ -47,7 +47,8 @@ class NotFinite(Exception):
 class Engine:
     """Holds what a plan planned, from `with` to its end.
 
-    `folder`   where a flow may keep a file while it runs; the system's own for such by default
+    `folder`   where a flow may keep a file while it runs, or the name of one that may outlive it; by default the
+               system's own for such
 
     Raises   DoesNotFit if the card or the host refuses what was planned; DataError if `folder` does.
     """

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from frontier.case import FLOAT32_BYTES
 from frontier.layers.costs import chunk_floats, keys_bytes
+from frontier.ledger import residuals_spooled
 from frontier.planner import Plan
 from frontier.spans import Span, cut
 
@@ -34,6 +35,8 @@ class Step(Span):
     does: Does
     chunk: Span
     tokens: int  # valid positions of what it brings
+    number: int  # among the row's steps, from 0
+    down_bytes: int  # that it writes
     up: int = 0
     down: int = 0
     after: int | None = None
@@ -54,25 +57,35 @@ class Steps:
     """The steps of a plan's rows. `valid_BS` is the whole batch's mask on the host, or None.
 
     Order    a causal chunk goes through all layers before the next begins: keys of a layer are needed by later
-             chunks alone. Others go layer by layer, the residual spooled between.
+             chunks alone. Others go layer by layer, the residual spooled between; in a file it has two places, in
+             turn, so that a chunk that a killed run left half-way finds what it began from.
     """
 
     def __init__(self, plan: Plan, valid_BS: Tensor | None) -> None:
         assert plan.chunk is not None
         self._case, self._recipe, self._valid_BS = plan.case, plan.recipe, valid_BS
-        self._on_card = plan.spool == "card"
+        self._on_card, self._x_places = plan.spool == "card", residuals_spooled(plan.case, plan.spool)
         self._chunks = list(cut(plan.case.seq_len, plan.chunk))
         self.slot_shape = (min(plan.chunk, plan.case.seq_len), chunk_floats(plan.case, plan.recipe))
 
-    def of(self, rows: Iterable[int]) -> Iterator[Step]:
-        """The steps of some rows; each waits for the write of what it reads."""
+    def of(self, rows: Iterable[int], begun: Step | None = None) -> Iterator[Step]:
+        """The steps of some rows; each waits for the write of what it reads. The row that goes on with `begun` comes
+        first: the spool holds what it needs."""
         written: dict[int, int] = {}
-        for turn, step in enumerate(step for row in rows for step in self._steps_of(row)):
+        for turn, step in enumerate(self._numbered(rows, begun)):
             if step.reads_at is not None:
-                step.after = written[step.reads_at]
+                step.after = written.get(step.reads_at)
+                assert step.after is not None or (begun and begun.row == step.row), step  # an earlier start wrote it
             if step.writes_at is not None:
                 written[step.writes_at] = turn
             yield step
+
+    def _numbered(self, rows: Iterable[int], begun: Step | None) -> Iterator[Step]:
+        for row in rows if begun is None else sorted(rows, key=lambda row: row != begun.row):
+            for number, step in enumerate(self._steps_of(row)):
+                step.number = number
+                if begun is None or row != begun.row or number >= begun.number:
+                    yield step
 
     def _steps_of(self, row: int) -> Iterator[Step]:
         counts = [self._count(row, chunk) for chunk in self._chunks]
@@ -103,13 +116,15 @@ class Steps:
         elif does in ("keys", "enter") and first:
             step.up = self._rows(len(chunk) * case.d_model)
         elif does in ("keys", "enter") and spooled and not causal:
-            step.reads_at, step.up = self._x_at(chunk), self._rows(step.tokens * case.d_model)
+            step.reads_at, step.up = self._x_at(layer - 1, chunk), self._rows(step.tokens * case.d_model)
+        down_floats = 0
         if does == "leave" and is_last:
-            step.down = self._rows(len(chunk) * case.d_model)
+            down_floats = len(chunk) * case.d_model
         elif does == "leave" and spooled:
-            step.writes_at, step.down = self._x_at(chunk), self._rows(step.tokens * case.d_model)
+            step.writes_at, down_floats = self._x_at(layer, chunk), step.tokens * case.d_model
         elif spooled and (does == "keys" or (does == "enter" and causal and chunk != self._chunks[-1])):
-            step.writes_at, step.down = self._kv_at(layer, chunk), self._rows(kv_floats)
+            step.writes_at, down_floats = self._kv_at(layer, chunk), kv_floats
+        step.down, step.down_bytes = self._rows(down_floats), down_floats * FLOAT32_BYTES
         return step
 
     def _count(self, row: int, chunk: Span) -> int:
@@ -123,6 +138,8 @@ class Steps:
         case, recipe = self._case, self._recipe
         return keys_bytes(case, recipe, (layer if case.causal else 0) * case.seq_len + chunk.start)
 
-    def _x_at(self, chunk: Span) -> int:
-        case = self._case
-        return keys_bytes(case, self._recipe, case.seq_len) + chunk.start * (case.row_bytes // case.seq_len)
+    def _x_at(self, layer: int, chunk: Span) -> int:
+        """Where the residual behind `layer` lies."""
+        case, place = self._case, layer % self._x_places
+        position_bytes = case.row_bytes // case.seq_len
+        return keys_bytes(case, self._recipe, case.seq_len) + place * case.row_bytes + chunk.start * position_bytes

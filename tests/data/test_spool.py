@@ -49,6 +49,51 @@ def test_a_file_leaves_no_name_behind_even_while_it_is_open(tmp_path: Path) -> N
     spool.close()
 
 
+def test_a_file_with_a_name_lasts_only_if_it_is_to_be_kept_and_is_taken_as_it_is(tmp_path: Path) -> None:
+    name, kept, into = tmp_path / "spool.bin", torch.randn(300), torch.zeros(300)
+    spool = FileSpool(name, 10_000, 2)
+    assert spool.is_new and name.stat().st_size == 10_000
+    spool.close()
+    assert not name.exists()
+    spool = FileSpool(name, 10_000, 2)
+    spool.keep(40, kept)
+    spool.sync()
+    spool.is_kept = True
+    spool.close()
+    spool = FileSpool(name, 10_000, 2)
+    assert not spool.is_new
+    spool.fetch(40, into)
+    assert torch.equal(kept, into)
+    spool.close()
+    assert name.exists(), "what was there before stays"
+    other = FileSpool(name, 10_001, 2)
+    assert other.is_new and name.stat().st_size == 10_001
+    other.close()
+
+
+def test_a_name_that_is_no_file_of_ours_is_replaced_not_followed(tmp_path: Path) -> None:
+    name, elsewhere = tmp_path / "spool.bin", tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"7" * 10_000)
+    for make in (lambda: name.symlink_to(elsewhere), lambda: os.mkfifo(name)):
+        make()
+        spool = FileSpool(name, 10_000, 2)
+        assert spool.is_new
+        spool.keep(0, torch.zeros(10))
+        spool.close()
+        assert not os.path.lexists(name) and elsewhere.read_bytes() == b"7" * 10_000
+
+
+def test_a_disk_that_cannot_be_synced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(fd: int) -> None:
+        raise OSError(5, os.strerror(5))
+
+    spool = FileSpool(tmp_path / "spool.bin", 10_000, 2)
+    monkeypatch.setattr(os, "fdatasync", fails)
+    with pytest.raises(DataError, match="cannot be kept: Input/output error"):
+        spool.sync()
+    spool.close()
+
+
 def test_a_disk_too_small_is_refused_at_once_with_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, at: int, length: int) -> None:
         raise OSError(28, os.strerror(28))

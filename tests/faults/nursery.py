@@ -20,15 +20,18 @@ STEPS = ("open", "write", "pwrite", "ftruncate", "posix_fallocate", "fsync", "fd
 
 
 def child(asked: dict[str, Any]) -> None:
-    from frontier import planner, timelock
+    from frontier import planner, runner, timelock
     from frontier.cli import cli
     from frontier.stream import journal
 
+    runner.source_sha256 = lambda: "0" * 64  # somebody may edit the sources between two starts
     planner.USUAL_SLICE_TOKENS = {True: 1, False: 1}  # a slice a row
     journal.MOST_S = 0.0  # every row is claimed at once
     timelock.folder = lambda: Path(asked["locks"])
     if asked.get("plant") == "claims first":
         claim_first()
+    if asked.get("plant") == "claims parts first":
+        claim_parts_first()
     if asked.get("kill_at"):
         count_steps(asked["kill_at"])
     cli.main(asked["words"], prog_name="frontier")
@@ -48,6 +51,24 @@ def claim_first() -> None:
         true_write(self, rows, *arguments)
 
     FileSink.write = write  # type: ignore[method-assign]
+
+
+def claim_parts_first() -> None:
+    """A fault: a part is claimed, and the claim is on the disk, before its last step is written."""
+    from frontier.flows.chunked import ChunkedRows
+    from frontier.flows.parts import Parts
+
+    true_write, true_wrote = ChunkedRows.write, Parts.wrote
+
+    def write(self: ChunkedRows, step: Any, *arguments: Any) -> None:
+        if self._parts is not None:
+            self._parts.will_write(step)
+            true_wrote(self._parts, step)
+            self._parts.journal.settle()
+        true_write(self, step, *arguments)
+
+    ChunkedRows.write = write  # type: ignore[method-assign]
+    Parts.wrote = lambda self, step: None  # type: ignore[method-assign]
 
 
 def count_steps(last: int) -> None:

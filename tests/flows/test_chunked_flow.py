@@ -133,8 +133,8 @@ def with_reads_that_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         keep(self, at_bytes, host)
 
-    def impatient(self: Steps, rows: Any) -> Any:
-        for step in of(self, rows):
+    def impatient(self: Steps, rows: Any, begun: Any = None) -> Any:
+        for step in of(self, rows, begun):
             step.after = None
             yield step
 

@@ -11,7 +11,8 @@ from rows import planned, small
 from torch import Tensor
 
 from frontier.flows.steps import Step, Steps
-from frontier.layers.costs import chunk_floats, spool_bytes
+from frontier.layers.costs import chunk_floats
+from frontier.ledger import spool_size
 from frontier.planner import Plan
 from frontier.spans import Span
 
@@ -40,6 +41,8 @@ def faults(made: Plan, valid_BS: Tensor | None, steps: list[Step]) -> list[str]:
             written[step.writes_at] = (turn, step.row, step.tokens, is_keys)
             width = case.d_model * (2 * made.recipe.working_bytes if is_keys else 4)
             taken.append((step.writes_at, step.writes_at + step.tokens * width))
+            if step.down_bytes != step.tokens * width:
+                found.append(f"{step} miscounts its bytes")
     chunks = list(Steps(made, valid_BS)._chunks)
     rows = sorted({step.row for step in steps})
     count = {(row, chunk): int(valid[row, chunk.start : chunk.stop].sum()) for row in rows for chunk in chunks}
@@ -53,15 +56,15 @@ def faults(made: Plan, valid_BS: Tensor | None, steps: list[Step]) -> list[str]:
     if left != [(row, chunk) for row in rows for chunk in chunks]:
         found.append("not every chunk leaves once, in order")
     ends = {start: max(stop for at, stop in taken if at == start) for start, _ in taken}  # rows share their places
-    places = sorted(ends.items())
-    if any(a[1] > b[0] for a, b in pairwise(places)) or max(ends.values(), default=0) > spool_bytes(case, made.recipe):
+    places, most_bytes = sorted(ends.items()), spool_size(case, made.recipe, made.spool)
+    if any(a[1] > b[0] for a, b in pairwise(places)) or max(ends.values(), default=0) > most_bytes:
         found.append("places in the spool overlap or lie outside")
     return found
 
 
 @given(
     st.integers(1, 40), st.integers(1, 45), st.integers(1, 3), st.booleans(), st.none() | st.floats(0, 1),
-    st.sampled_from(["card", "host"]), st.integers(0, 5),
+    st.sampled_from(["card", "host", "disk"]), st.integers(0, 5),
 )  # fmt: skip
 def test_steps_are_right_for_any_cut_and_mask(seq_len, chunk, layers, causal, share, spool, seed) -> None:  # type: ignore[no-untyped-def]
     case = small(seq_len=seq_len, layers=layers, causal=causal)
@@ -103,3 +106,35 @@ def test_a_missing_doubled_or_misplaced_step_would_be_seen(causal: bool) -> None
         changed = steps()
         vars(changed[meet]).update(spoilt)
         assert faults(made, None, changed), spoilt
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 45), st.integers(1, 4), st.booleans(), st.integers(0, 10_000), st.integers(0, 5)
+)
+def test_a_row_that_was_begun_comes_first_with_the_rest_of_its_steps(
+    seq_len: int, chunk: int, layers: int, causal: bool, place: int, seed: int
+) -> None:
+    case = small(batch_size=3, seq_len=seq_len, layers=layers, causal=causal)
+    valid_BS = torch.rand(3, seq_len, generator=torch.Generator().manual_seed(seed)) < 0.7
+    steps = Steps(planned(case, chunk, "disk"), valid_BS)
+    row = list(steps.of([1]))
+    assert [step.number for step in row] == list(range(len(row)))
+    begun = row[place % len(row)]
+    rest = list(steps.of([0, 1, 2], begun))
+    assert [(step.row, step.number) for step in rest] == [
+        *((1, number) for number in range(begun.number, len(row))),
+        *((other, step.number) for other in (0, 2) for step in steps.of([other])),
+    ]
+    assert all(step.after is None or step.after < turn for turn, step in enumerate(rest))
+
+
+def written_over(spool: Any, causal: bool) -> list[str]:
+    """Steps that write where an earlier step of their layer's reads from, or of what their own chunk is made of."""
+    steps = list(Steps(planned(small(seq_len=33, layers=4, causal=causal), 8, spool), None).of([0]))
+    reads = {(step.layer, step.reads_at) for step in steps if step.reads_at is not None and step.does != "meet"}
+    return [str(step) for step in steps if step.does == "leave" and (step.layer, step.writes_at) in reads]
+
+
+def test_in_a_file_no_residual_is_written_over_the_one_that_it_is_made_of() -> None:
+    assert written_over("disk", False) == [] and written_over("disk", True) == []
+    assert written_over("host", False), "in memory they are: nobody goes on from there"

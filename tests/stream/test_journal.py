@@ -10,7 +10,7 @@ import pytest
 from frontier.errors import DataError, ResumeError
 from frontier.spans import Span
 from frontier.stream import journal as journal_module
-from frontier.stream.journal import Journal, read_journal
+from frontier.stream.journal import Journal, Part, read_journal
 
 RUN = "the run"
 ROWS = 9
@@ -210,3 +210,78 @@ def test_a_journal_larger_than_any_is_refused_unread(path: Path) -> None:
     os.truncate(path, 1 << 40)
     with pytest.raises(ResumeError, match=r"1\.00 TiB"):
         read_journal(path, ROWS)
+
+
+def part(row: int, step: int) -> Part:
+    return Part(row, step, hash_of(step))
+
+
+def claimed_parts(path: Path) -> list[Part]:
+    claims = read_journal(path, ROWS)
+    assert claims is not None
+    return claims.parts
+
+
+def test_parts_of_the_row_under_way_are_read_back_until_it_is_whole(tmp_path: Path) -> None:
+    path, parts = tmp_path / "j", [part(7, 0), part(7, 3)]
+    journal = Journal(path, RUN, hash_of, no_sync, {0: hash_of(0)}, parts)
+    assert claimed_parts(path) == parts and claimed_rows(path) == {0}, "what an earlier start had is said again"
+    journal.add(lambda: part(7, 4))
+    journal.settle()
+    assert claimed_parts(path) == [*parts, part(7, 4)]
+    journal.add(Span(7, 8))
+    journal.settle()
+    assert claimed_parts(path) == [] and claimed_rows(path) == {0, 7}
+    journal.add(lambda: part(8, 1))
+    journal.close()
+    assert claimed_parts(path) == [part(8, 1)]
+
+
+def test_parts_of_another_row_count_no_more_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+    path, parts = tmp_path / "j", [part(2, 0), part(7, 0), part(7, 3), part(7, 4)]
+    Journal(path, RUN, hash_of, no_sync, {}, parts).close()
+    assert claimed_parts(path) == parts[1:]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"x" + lines[3], lines[4]]))
+    claims = read_journal(path, ROWS)
+    assert claims is not None and (claims.parts, claims.broken_lines) == ([part(7, 0), part(7, 4)], [4])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"row": 9, "step": 0, "sha256": hash_of(0)},
+        {"row": -1, "step": 0, "sha256": hash_of(0)},
+        {"row": True, "step": 0, "sha256": hash_of(0)},
+        {"row": 1, "step": -1, "sha256": hash_of(0)},
+        {"row": 1, "step": 1.0, "sha256": hash_of(0)},
+        {"row": 1, "step": [0], "sha256": hash_of(0)},
+        {"row": 1, "step": 0, "sha256": [hash_of(0)]},
+        {"row": 1, "step": 0, "sha256": "x"},
+        {"row": 1, "step": 0},
+    ],
+)
+def test_a_part_that_no_run_can_have_claimed_claims_nothing(path: Path, said: dict[str, object]) -> None:
+    with path.open("ab") as file:
+        file.write(journal_module._line(said))
+    claims = read_journal(path, ROWS)
+    assert claims is not None and (claims.parts, claims.broken_lines) == ([], [5])
+
+
+def test_settling_claims_at_once_and_tells_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MOST_S", 1000.0)
+    monkeypatch.setattr(journal_module, "LEAST_S", 1000.0)
+    journal = Journal(tmp_path / "j", RUN, hash_of, no_sync, {})
+    for row in range(3):
+        journal.add(Span(row, row + 1))
+        journal.settle()
+        assert claimed_rows(tmp_path / "j") == set(range(row + 1))
+
+    def broken() -> Part:
+        raise DataError("the disk failed")
+
+    journal.add(broken)
+    with pytest.raises(DataError, match="the disk failed"):
+        journal.settle()
+    with pytest.raises(DataError, match="the disk failed"):
+        journal.close()

@@ -18,10 +18,10 @@ FLAGS = {
     "cases": "device device-budget pinned-budget host-budget json",
     "machine": "device device-budget pinned-budget host-budget case json",
     "plan": "case batch-size seq-len d-model heads ffn-dim layers causal seed input-scale device device-budget "
-    "pinned-budget host-budget recipe ring-depth flow chunk resident output watch json",
+    "pinned-budget host-budget recipe ring-depth flow chunk spool resident output watch json",
     "run": "case batch-size seq-len d-model heads ffn-dim layers causal seed input-scale device device-budget "
-    "pinned-budget host-budget recipe ring-depth flow chunk resident output watch input input-tensor weights mask "
-    "passes ceilings run-dir overwrite resume verify trace poison allow-nonfinite json quiet",
+    "pinned-budget host-budget recipe ring-depth flow chunk spool resident output watch input input-tensor weights "
+    "mask passes ceilings run-dir overwrite resume verify trace poison allow-nonfinite json quiet",
     "proxy": "case batch-size seq-len d-model heads ffn-dim layers causal seed input-scale device device-budget "
     "pinned-budget host-budget recipe seeds json quiet",
     "gate": "case batch-size seq-len d-model heads ffn-dim layers causal seed input-scale device device-budget "

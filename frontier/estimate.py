@@ -50,10 +50,12 @@ def estimate(plan: Plan, records: Iterable[Record], on_the_fly: bool) -> Estimat
     meetings, link_bytes = 0, case.input_bytes
     if plan.chunk is not None:
         parcels, tokens = case.batch_size * plan.num_chunks, min(plan.chunk, case.seq_len)
-        # Each chunk meets those before it, or all others.
+        # Each chunk meets those before it, or all others; where keys wait on the card, all on one side in one call.
         meetings = case.batch_size * case.layers * plan.num_chunks * (plan.num_chunks - 1) // (2 if case.causal else 1)
         if plan.spool != "card":
             link_bytes += meetings * keys_bytes(case, plan.recipe, tokens)
+        else:
+            meetings = case.batch_size * case.layers * (plan.num_chunks - 1) * (1 if case.causal else 2)
     tiles = -(-tokens // TILE_TOKENS)
     launches = parcels * case.layers * (_LAUNCHES_A_LAYER + tiles * _LAUNCHES_A_TILE) + meetings * _LAUNCHES_A_MEETING
     parts_s = {

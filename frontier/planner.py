@@ -39,6 +39,8 @@ USUAL_SLICE_TOKENS = {True: 131_072, False: 4_096}
 # Positions of a chunk, with a card and without: more would leave fewer to overlap. Half the least on a card, and keys
 # would take longer to arrive than to be met: 8,192 of case 14 in fp16 0.61 ms at 55 GB/s, 0.55 ms at 500 TFLOP/s.
 USUAL_CHUNK, LEAST_CHUNK = {True: 65_536, False: 4_096}, {True: 16_384, False: 512}
+# Keys that wait on the card need not arrive: there a chunk must only be long enough to fill the card.
+LEAST_BESIDE_KEYS = 2_048
 # Shorter ones are made when they are asked for, never by the plan itself: all their time would go to launches.
 SHORTEST_CHUNK = 128
 
@@ -197,18 +199,19 @@ def _chunked(
     chunk: int | None,
     spools: tuple[Spool, ...],
 ) -> Iterator[Plan]:
-    """Best first: chunks long enough for their keys to come in time; slots enough to overlap; then the nearest spool;
-    then the deepest usual ring; then the longest chunk."""
+    """Best first: chunks long enough; slots enough to overlap; the nearest spool; the deepest usual ring; the longest
+    chunk."""
     most, least = most_positions_per_call(case), LEAST_CHUNK[machine.has_card]
     if chunk is not None and min(chunk, case.seq_len) > most:
         raise Unsupported(
             f"a chunk of {chunk:,} positions of case {case.name}: kernels are called on {most:,} at most",
             hint=f"take --chunk {most} or less",
         )
-    usual = min(USUAL_CHUNK[machine.has_card], most, case.seq_len)
+    usual, beside_keys = min(USUAL_CHUNK[machine.has_card], most, case.seq_len), min(least, LEAST_BESIDE_KEYS)
     sizes = [chunk] if chunk else [size for size in _halvings(usual) if size >= min(SHORTEST_CHUNK, usual)]
-    ways = [(size, spool, depth) for size in sizes for spool in spools for depth in _depths(ring_depth)]
-    ways.sort(key=lambda way: (way[0] < least, way[2] < 2, spools.index(way[1]), -way[2], -way[0]))
+    ways = [(s, spool, depth) for s in sizes for spool in spools for depth in _depths(ring_depth)]
+    short = {way: way[0] < (beside_keys if way[1] == "card" else least) for way in ways}
+    ways.sort(key=lambda way: (short[way], way[2] < 2, spools.index(way[1]), -way[2], -way[0]))
     for size, spool, depth in ways:
         yield Plan(
             case=case,

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from frontier.case import FLOAT32_BYTES
-from frontier.layers.costs import chunk_floats, keys_bytes
+from frontier.layers.costs import chunk_floats, keys_bytes, most_positions_per_call
 from frontier.ledger import residuals_spooled
 from frontier.planner import Plan
 from frontier.spans import Span, cut
@@ -66,6 +66,9 @@ class Steps:
         self._case, self._recipe, self._valid_BS = plan.case, plan.recipe, valid_BS
         self._on_card, self._x_places = plan.spool == "card", residuals_spooled(plan.case, plan.spool)
         self._chunks = list(cut(plan.case.seq_len, plan.chunk))
+        # Of dense attention a plan holds the scores of two chunks.
+        dense = plan.recipe.attention == "dense"
+        self._most_keys = plan.chunk if dense else most_positions_per_call(plan.case)
         self.slot_shape = (min(plan.chunk, plan.case.seq_len), chunk_floats(plan.case, plan.recipe))
 
     def of(self, rows: Iterable[int], begun: Step | None = None) -> Iterator[Step]:
@@ -98,15 +101,35 @@ class Steps:
                 yield from (self._step(row, layer, "keys", m, counts[m]) for m in range(len(counts)) if counts[m])
             if counts[n] or layer == 0:  # of an empty chunk the input is looked at
                 yield self._step(row, layer, "enter", n, counts[n])
-            for m in range(n if self._case.causal else len(counts)):
-                if m != n and counts[n] and counts[m]:
-                    yield self._step(row, layer, "meet", n, counts[m], m)
+            if counts[n]:
+                yield from (self._step(row, layer, "meet", n, tokens, met) for met, tokens in self._met_by(n, counts))
             if layer == last or (counts[n] and not self._case.causal):
                 yield self._step(row, layer, "leave", n, counts[n])
 
-    def _step(self, row: int, layer: int, does: Does, n: int, tokens: int, met: int | None = None) -> Step:
+    def _met_by(self, n: int, counts: list[int]) -> Iterator[tuple[Span, int]]:
+        """The keys that a chunk meets, and how many of them are valid.
+
+        On the card neighbours' keys lie side by side, so one call meets as many as it may hold: 120 calls of 65,536
+        keys and as many merges are 15 then. Only the last of them may have left a gap, behind its valid ones.
+        """
+        met: Span | None = None
+        tokens = 0
+        for m in range(n if self._case.causal else len(counts)):
+            if m == n or not counts[m]:
+                continue
+            near = self._on_card and met is not None and met.stop == self._chunks[m].start and tokens == len(met)
+            if met is not None and near and tokens + counts[m] <= self._most_keys:
+                met, tokens = Span(met.start, self._chunks[m].stop), tokens + counts[m]
+                continue
+            if met is not None:
+                yield met, tokens
+            met, tokens = self._chunks[m], counts[m]
+        if met is not None:
+            yield met, tokens
+
+    def _step(self, row: int, layer: int, does: Does, n: int, tokens: int, met: Span | None = None) -> Step:
         case, causal, first, chunk = self._case, self._case.causal, layer == 0, self._chunks[n]
-        brings = chunk if met is None else self._chunks[met]
+        brings = met or chunk
         step = Step(*brings)
         step.row, step.layer, step.does, step.chunk, step.tokens = row, layer, does, chunk, tokens
         spooled, is_last = not self._on_card and step.tokens > 0, layer == case.layers - 1

@@ -17,10 +17,10 @@ from frontier.case import Case
 from frontier.layers.attention import ATTENTION
 from frontier.layers.block import matmul_precision
 from frontier.layers.cards import on_device
-from frontier.layers.costs import chunk_refusal
+from frontier.layers.costs import chunk_refusal, most_positions_per_call
 from frontier.layers.program import refusal
 from frontier.layers.weights import working_dtype
-from frontier.machine import Machine
+from frontier.machine import CONTEXT_BYTES, Machine
 from frontier.recipe import Recipe
 
 # Of a checked row's length, between float64 and the kernel. Rounding leaves 3e-4 (fp16), 3e-3 (bf16), 1e-6
@@ -44,15 +44,15 @@ def why_not(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = No
 def canary(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = None) -> str | None:
     """Run the kernel at the case's own length, two heads, and check rows of it in float64.
 
-    With a `chunk` it runs at that length, as the flow calls it: once as the case says, once with all keys visible;
-    and its log-sum-exp is checked too, which must be the natural logarithm.
+    With a `chunk` it runs at that length, as the flow calls it: once as the case says, once with all keys visible, as
+    many as one call may ever meet; and its log-sum-exp is checked too, which must be the natural logarithm.
 
     The rows lie where kernels of others went wrong: the ends, tile edges, and around 2^32 / S, where 32-bit
     offsets into an S x S matrix overflow (pytorch#162588).
     """
     if recipe.attention == "dense":
         return None  # it is the arithmetic that others are checked by
-    S = positions_tried(case, machine, chunk)
+    S, N = positions_tried(case, machine, chunk), keys_tried(case, machine, chunk)
     H, K = min(case.heads, CANARY_HEADS), case.head_width
     dtype = working_dtype(recipe)
     generator = torch.Generator(machine.device).manual_seed(7)
@@ -63,11 +63,12 @@ def canary(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = Non
             matmul_precision(recipe),
         ):
             warnings.simplefilter("always")
-            packed_BS3HK = torch.randn(1, S, 3, H, K, device=machine.device, generator=generator).to(dtype)
-            q_BSHK, k_BSHK, v_BSHK = packed_BS3HK.unbind(2)
+            packed_BN3HK = torch.randn(1, N, 3, H, K, device=machine.device, generator=generator).to(dtype)
+            q_BSHK = packed_BN3HK[:, :S, 0]
             kernel, limit = ATTENTION[recipe.attention], TOLERANCE[recipe.precision]
             for causal in sorted({case.causal} if chunk is None else {case.causal, False}, reverse=True):
-                lse_BHS = None
+                lse_BHS, seen = None, S if causal else N
+                k_BSHK, v_BSHK = packed_BN3HK[:, :seen, 1], packed_BN3HK[:, :seen, 2]
                 if chunk is None:
                     context_BSHK = kernel.attend(q_BSHK, k_BSHK, v_BSHK, causal)
                 else:
@@ -88,6 +89,19 @@ def positions_tried(case: Case, machine: Machine, chunk: int | None = None) -> i
     """The length at which the canary runs: on a card the case's own, or that of a chunk."""
     length = min(case.seq_len, chunk or case.seq_len)
     return length if machine.has_card else min(length, CPU_MOST_POSITIONS)
+
+
+def keys_tried(case: Case, machine: Machine, chunk: int | None = None) -> int:
+    """The keys of the longest call: of chunks whose keys wait on the card all that one call may hold. Fewer on a card
+    on which they, and a float64 copy of them, would take more than half of what is free: there none wait."""
+    S = positions_tried(case, machine, chunk)
+    if chunk is None:
+        return S
+    longest = min(case.seq_len, most_positions_per_call(case))
+    if not machine.has_card:
+        return max(S, min(longest, CPU_MOST_POSITIONS))
+    elements = longest * 2 * min(case.heads, CANARY_HEADS) * case.head_width
+    return longest if 10 * elements <= (machine.device_budget_bytes - CONTEXT_BYTES) // 2 else S
 
 
 def checked_rows(S: int) -> list[int]:

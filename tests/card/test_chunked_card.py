@@ -131,13 +131,15 @@ def test_chunks_are_as_near_to_float32_as_whole_rows(machine, name, causal, mask
     for got in outputs:
         error = float((got - want).abs().max())
         assert error <= 2 * whole_error and error < case.atol
-    assert torch.equal(*outputs)
+    # On the card a chunk meets all keys on one side of it in one call: the same to rounding.
+    assert float((outputs[0] - outputs[1]).abs().max()) <= 2 * whole_error
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_depth_and_late_kernels_change_no_bit(machine, depth):
     case = small(seq_len=2000)
-    want = through(cut(case, machine, spool="card", depth=1))
+    want = through(cut(case, machine, depth=1))
+    assert torch.equal(*(through(cut(case, machine, spool="card", depth=n), poison=True) for n in (1, depth)))
     assert torch.equal(through(cut(case, machine, depth=depth), poison=True), want)
     assert torch.equal(through(cut(case, machine, depth=depth), lanes=_lanes(), poison=True), want)
 

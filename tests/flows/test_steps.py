@@ -14,7 +14,6 @@ from frontier.flows.steps import Step, Steps
 from frontier.layers.costs import chunk_floats
 from frontier.ledger import spool_size
 from frontier.planner import Plan
-from frontier.spans import Span
 
 
 def faults(made: Plan, valid_BS: Tensor | None, steps: list[Step]) -> list[str]:
@@ -22,12 +21,18 @@ def faults(made: Plan, valid_BS: Tensor | None, steps: list[Step]) -> list[str]:
     case, found = made.case, list[str]()
     valid = torch.ones(case.batch_size, case.seq_len, dtype=torch.bool) if valid_BS is None else valid_BS
     written: dict[int, tuple[int, int, int, bool]] = {}  # place: turn, row, tokens, is it keys
-    met, left, taken = set[Any](), list[Any](), list[Any]()
+    chunks = list(Steps(made, valid_BS)._chunks)
+    met, left, taken = list[Any](), list[Any](), list[Any]()
     for turn, step in enumerate(steps):
         if max(step.up, step.down) > len(step) or step.tokens != int(valid[step.row, step.start : step.stop].sum()):
             found.append(f"{step} moves more than it is long, or miscounts")
         if step.does == "meet":
-            met.add((step.row, step.layer, step.chunk, Span(*step)))
+            inside = [chunk for chunk in chunks if step.start <= chunk.start and chunk.stop <= step.stop]
+            met += [(step.row, step.layer, step.chunk, c) for c in inside if valid[step.row, c.start : c.stop].any()]
+            if not inside or not bool(valid[step.row, step.start : inside[-1].start].all()):
+                found.append(f"{step} meets keys across a gap")
+            if len(inside) > 1 and made.spool != "card":
+                found.append(f"{step} meets several places of a spool at once")
         if step.does == "leave" and step.layer == case.layers - 1:
             left.append((step.row, step.chunk))
         if step.reads_at is not None:
@@ -43,7 +48,6 @@ def faults(made: Plan, valid_BS: Tensor | None, steps: list[Step]) -> list[str]:
             taken.append((step.writes_at, step.writes_at + step.tokens * width))
             if step.down_bytes != step.tokens * width:
                 found.append(f"{step} miscounts its bytes")
-    chunks = list(Steps(made, valid_BS)._chunks)
     rows = sorted({step.row for step in steps})
     count = {(row, chunk): int(valid[row, chunk.start : chunk.stop].sum()) for row in rows for chunk in chunks}
     wanted = {
@@ -51,7 +55,7 @@ def faults(made: Plan, valid_BS: Tensor | None, steps: list[Step]) -> list[str]:
         for row in rows for layer in range(case.layers) for query in chunks for key in chunks
         if query != key and (key < query or not case.causal) and count[row, query] and count[row, key]
     }  # fmt: skip
-    if met != wanted or len(met) != sum(step.does == "meet" for step in steps):
+    if set(met) != wanted or len(met) != len(wanted):
         found.append("not every visible pair meets once")
     if left != [(row, chunk) for row in rows for chunk in chunks]:
         found.append("not every chunk leaves once, in order")

@@ -100,6 +100,17 @@ def test_a_wrong_context_is_stopped_where_only_chunks_see_it(make_case: MakeCase
     assert reason is not None and reason.startswith("wrong numbers at S = ")
 
 
+def test_a_kernel_that_is_wrong_only_beyond_a_chunk_of_keys_is_stopped(make_case: MakeCase, laptop: Machine) -> None:
+    """Where keys wait on the card a chunk meets all before it in one call."""
+    right = flash_lse()
+
+    def forgets_late_keys(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        return right(q, k[:, :500], v[:, :500], causal)
+
+    assert verdict(forgets_late_keys, make_case(seq_len=400), laptop) is None
+    assert "wrong numbers at S = 128" in (verdict(forgets_late_keys, make_case(seq_len=1000), laptop) or "")
+
+
 @pytest.mark.parametrize("recipe", ["fp32/packed/dense", "fp32/packed/flash", "fp32/separate/flash"])
 def test_right_kernels_are_let_through_for_chunks(make_case: MakeCase, laptop: Machine, recipe: str) -> None:
     assert why_not(make_case(seq_len=300), parse_recipe(recipe, REFERENCE), laptop, chunk=64) is None

@@ -39,7 +39,6 @@ _ON_A_CARD = (
     # or only for rows whose residual ends small
     "fp16/packed/cudnn/triton-join/held-small",
     "fp16/packed/cudnn/triton-join/held-small/graph",
-    "fp16/packed/cudnn/triton-join/held-small/graph-halves",
     "fp16/packed/short/triton-join/held-small/graph",
     # bf16 has the range of float32 and an eighth of fp16's precision
     "bf16/packed/short/triton-join/graph",

@@ -174,7 +174,9 @@ def _called(
     """What tuned records say: of this shape, of the nearest shapes of this width and depth, of other cards."""
     here = tuned.tuned(records, name)
     others = dict.fromkeys(r.machine for r in records if r.kind == "tune" and r.machine != name) if has_card else {}
-    groups = [(_THIS_CASE, tuned.of_call(here, case), "fastest tuned on this card for this shape")]
+    own = tuned.of_call(here, case)
+    denied = {r.recipe: tuned.why_denied(r) for r in tuned.standing(own) if tuned.why_denied(r)}
+    groups = [(_THIS_CASE, own, "fastest tuned on this card for this shape")]
     shapes = sorted({tuned.shape_of(r) for r in tuned.of_kin(here, case)}, key=lambda s: tuned.distance(s, case))
     for shape in shapes:
         alike = [r for r in tuned.of_kin(here, case) if tuned.shape_of(r) == shape]
@@ -194,7 +196,7 @@ def _called(
             if recipe is None or (not math.isinf(passes) and recipe.launch.startswith("compile")):
                 continue
             budget = tuned.expected_budget(record, case)
-            against = None
+            against = None if near == _THIS_CASE else denied.get(record.recipe)
             if near == _NEAREST and budget > 1 - tuned.HEADROOM:
                 against = f"passed case {record.case['name']}; here its error would take {budget:.2f} of the budget"
             yield near, Candidate(recipe, f"{why}: {tuned.told(record)}", against, record.device_peak_bytes)

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def _end(run: subprocess.Popen[bytes]) -> None:
 
 def _given(options: Sequence[str], name: str, usual: str) -> str:
     """The last value of an option, as argparse takes it: --at for --atol too."""
-    for word, following in zip(options, (*options[1:], ""), strict=True):
+    for word, following in zip_longest(options, options[1:], fillvalue=""):
         given, equals, value = word.partition("=")
         if len(given) > 3 and name.startswith(given):
             usual = value if equals else following

@@ -17,7 +17,7 @@ Attention = Literal["dense", "cudnn", "flash", "efficient", "fa4", "short", "sco
 Join = Literal["torch-join", "triton-join"]
 Ffn = Literal["torch-ffn", "triton-ffn"]
 Held = Literal["held-none", "held-projections", "held-ffn", "held-all", "held-small", "held-ffn-small"]
-Launch = Literal["eager", "graph", "graph-halves", "compile", "compile-reduce-overhead", "compile-max-autotune"]
+Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
 Fusion = Literal["by-part", "tail", "stack"]
 
 
@@ -33,7 +33,7 @@ class Recipe:
     ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
     held         GEMMs that stay in float32 where `precision` is lower: some, all; with `small`, rows that have a small
                  token, whose rounding the last norm would magnify, are done again in float32
-    launch       eager, one CUDA graph a shape (also of two halves side by side), or a mode of `torch.compile`
+    launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;
                  or the whole stack as one kernel, which fixes every part but precision and held
     """

@@ -246,7 +246,7 @@ class _Job:
 def facts_of_now(machine: Machine) -> dict[str, Any]:
     """What every record says of its making: command, versions, commit, date."""
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(["frontier" if sys.argv[0] == "-c" else Path(sys.argv[0]).name, *sys.argv[1:]]),
         "machine": machine.name,
         "versions": versions() | _card_facts(machine),
         "commit": commit(),

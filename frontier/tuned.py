@@ -80,6 +80,16 @@ def ranking(records: Iterable[Record]) -> list[Record]:
     return ranked
 
 
+def why_denied(record: Record) -> str | None:
+    """Why no evidence of another shape makes a recipe fit for the shape of this record, or None."""
+    notes = record.notes
+    if notes["outcome"] == "pass" and (notes["promotable"] or notes["stage"] == "screen"):
+        return None
+    reasons = record.verdicts.get("gate", {}).get("reasons", [])
+    said = [record.refused] if record.refused else [r for r in reasons if "no such trial" not in r]
+    return f"on this very shape: {(said or [notes['outcome']])[0]}"
+
+
 def call_ms(record: Record) -> float:
     return record.call_ms["p50"]
 

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from frontier.adaptors.plain import PlainStack
 from frontier.adaptors.served import Served, by_slices
@@ -212,7 +213,10 @@ def _why_plain(x_BSD: Tensor, valid_BS: Tensor | None) -> str | None:
         return f"no recipe knows {x_BSD.device.type}"
     if torch.is_autocast_enabled(x_BSD.device.type):
         return "autocast chooses the precision"
-    if torch._C._functorch.maybe_current_level() is not None or torch._C._is_tracing():
+    if (
+        torch._C._functorch.maybe_current_level() is not None or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0
+    ):  # fmt: skip
         return "a transform looks at each operation"
     return None
 

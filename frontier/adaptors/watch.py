@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from frontier.adaptors.plain import Attention, Block, PlainStack
 from frontier.case import Case
@@ -45,14 +46,27 @@ class WatchedParameter(nn.Parameter):
         WatchedParameter.uses[id(self)] = WatchedParameter.latest = next(_ticks)
 
 
+def _mark_all(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Behind each optimizer's step: fused ones write to parameters without a count."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, WatchedParameter):
+                parameter._mark()
+
+
+register_optimizer_step_post_hook(_mark_all)
+
+
 class Watch:
     """Remembers a tree's modules, parameters and settings, and how often parameters were written to.
 
-    Sees     load_state_dict, `.to()`, optimizers and other in-place edits, `p.data.mul_(2)`, `p.data = ...`,
-             parameters and modules put in another's place or of another class, forward hooks of modules and of all
-             modules, a `forward` or another attribute given to a module, `eps`, `heads` and `causal`.
+    Sees     load_state_dict, `.to()`, steps of optimizers, fused ones too (which PyTorch counts nowhere), other
+             in-place edits, `p.data.mul_(2)`, `p.data = ...`, parameters and modules put in another's place or of
+             another class, forward hooks of modules and of all modules, a `forward` or another attribute given to
+             a module, `eps`, `heads` and `causal`.
     Blind    to edits of memory that PyTorch does not count: through `p.detach().numpy()`, `p.numpy()`, DLPack,
-             `p.untyped_storage()`, a pointer, another process; through a `p.data` taken before an earlier call.
+             `p.untyped_storage()`, a pointer, another process, a collective such as `dist.broadcast(p)`; through a
+             `p.data` taken before an earlier call.
              To `torch.utils.swap_tensors` with another module's parameter that is watched too, to a change of
              `normalized_shape`, and to functions replaced in PyTorch's classes. After these call
              `load_state_dict(state_dict())`.

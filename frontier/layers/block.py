@@ -8,8 +8,8 @@ Letters  B rows, S positions, D width, N tokens (B x S), T tokens of one tile, H
          V valid positions of one row.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -139,12 +139,37 @@ def matmul_precision(recipe: Recipe) -> Iterator[None]:
     These are PyTorch's only switches for it and they are global: they are set for some calls, then put back.
     """
     switches = torch.backends.cuda.matmul
-    names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    before = [getattr(switches, name) for name in names]
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before, put_back = [getattr(switches, name) for name in names], _set_tf32(recipe.precision == "tf32")
     try:
-        for name, value in zip(names, (recipe.precision == "tf32", False, False), strict=True):
-            setattr(switches, name, value)
+        for name in names:
+            setattr(switches, name, False)
         yield
     finally:
+        put_back()
         for name, value in zip(names, before, strict=True):
             setattr(switches, name, value)
+
+
+def _set_tf32(on: bool) -> Callable[[], None]:
+    """Gives what puts back the state before. The old switch refuses to be read once the new ones were used."""
+    switches, whole = torch.backends.cuda.matmul, torch.backends
+    inherits = switches.fp32_precision == whole.fp32_precision  # type: ignore[attr-defined]
+    new = "none" if inherits else switches.fp32_precision
+    try:
+        old = switches.allow_tf32
+    except RuntimeError:
+        switches.fp32_precision = "tf32" if on else "ieee"
+        return lambda: setattr(switches, "fp32_precision", new)
+    word = None
+    with suppress(RuntimeError):
+        word = torch.get_float32_matmul_precision()
+    switches.allow_tf32 = on
+
+    def put_back() -> None:
+        switches.allow_tf32 = old
+        if word == "medium":  # of which the switch makes "high"
+            torch.set_float32_matmul_precision(word)
+        switches.fp32_precision = new
+
+    return put_back

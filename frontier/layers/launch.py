@@ -109,29 +109,6 @@ class Graphs:
             self._graphs[x_BSD.shape] = graph, rows_BSD
 
 
-def _halved(run: InPlace, weights: Iterable[Tensor] = ()) -> Run:
-    """One graph in which two halves of the rows run side by side, so that joins of one may fill gaps in the other's.
-
-    1.03 ms on case 8 where one stream takes 1.07 (an H200; scripts/probe_wide.py).
-    """
-    sides: list[torch.cuda.Stream] = []  # one for good: cuBLAS keeps a workspace a stream
-
-    def both(x_BSD: Tensor) -> None:
-        middle = len(x_BSD) // 2
-        if middle:
-            here = torch.cuda.current_stream(x_BSD.device)
-            side = sides[0] if sides else torch.cuda.Stream()
-            sides[:] = [side]
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                run(x_BSD[:middle])
-        run(x_BSD[middle:])
-        if middle:
-            here.wait_stream(side)
-
-    return Graphs(both)
-
-
 def _compiled(mode: str) -> Callable[[InPlace, Iterable[Tensor]], Run]:
     def wrap(run: InPlace, weights: Iterable[Tensor]) -> Run:
         for weight in weights:
@@ -173,10 +150,6 @@ def _graph_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     return "a CUDA graph needs a card" if not machine.has_card else _too_long(case)
 
 
-def _halves_refuse(case: Case, recipe: Recipe, machine: Machine) -> str | None:
-    return "one row has no halves" if case.batch_size == 1 else _graph_refuses(case, recipe, machine)
-
-
 def _too_long(case: Case) -> str | None:
     if case.seq_len > TILE_TOKENS:
         return f"a row of {case.seq_len} positions keeps a device busy by itself, a launch gains up to {TILE_TOKENS}"
@@ -205,7 +178,6 @@ NOT_COMPILED = ("fa4", "short", "scores", "triton-join", "triton-ffn")
 LAUNCH: dict[str, Launch] = {
     "eager": Launch(eager, never),
     "graph": Launch(Graphs, _graph_refuses),
-    "graph-halves": Launch(_halved, _halves_refuse),
     "compile": Launch(_compiled("default"), _compile_refuses, traces=True),
     "compile-reduce-overhead": Launch(_compiled("reduce-overhead"), _tuned_refuses, traces=True),
     "compile-max-autotune": Launch(_compiled("max-autotune"), _tuned_refuses, traces=True),

@@ -93,16 +93,23 @@ def _by_case(records: list[Record]) -> list[Tuned]:
 
 
 def _explained(cases: list[Tuned]) -> str:
-    yard = f" *yardstick* is `{cases[0].yardstick}`." if cases[0].yardstick else ""
+    yard = (
+        f" *yardstick* is `{cases[0].yardstick}`, called as any recipe is: rows in slices of at most 16,384 tokens, "
+        "copied in and out."
+    )
     return (
-        "Times are medians of single calls with the 20th and 80th percentile, between two events each, inputs and "
-        "outputs on the card; a row's baseline, yardstick and choice were taken in turn in one run. "
+        "Made by `frontier tune --case N --recipes R`. Times are medians of single calls with the 20th and 80th "
+        "percentile, between two events each, inputs and outputs on the card; a row's baseline, yardstick and choice "
+        "were taken in turn in one run. "
         "*baseline* is the dense layer as the benchmark script has it: eager, TF32 on a card, an all-true mask."
-        f"{yard} "
+        f"{yard if cases[0].yardstick else ''} "
         "*compute floor*: FLOP of the case at the card's measured half-precision matmul rate; *bytes floor*: float32 "
         "input and output once at its measured copy rate. *error budget*: the largest fraction that any element of any "
         "trial at scale 1 spent, against float32 without TF32 and, behind the stroke, against what the benchmark "
-        "script computes; below 1 passes. *first result*: from weights on the host, with no compile cache."
+        "script computes; below 1 passes. With inputs scaled to 0.01 and below, TF32 itself spends more than the "
+        "budget against exact float32 on most cases: there exact float32 alone is the judge, of which 0.8 may be "
+        "spent, and no more trials may fail the script's reference than exact float32 fails. *first result*: from "
+        "weights on the host, with no compile cache, 13 processes side by side."
     )
 
 
@@ -149,7 +156,10 @@ def _binds(record: Record) -> str:
 
 def _budget(record: Record) -> str:
     exact = tuned.budget_of(record)
-    usual = [g for g in record.verdicts["gate"].get("groups", []) if g.get("scale") == 1 and not g.get("stress")]
+    groups = record.verdicts["gate"].get("groups", [])
+    usual = [g for g in groups if g.get("scale") == 1 and not g.get("stress")]
+    if groups and not usual:  # a failure before scale 1 ended the program
+        return ""
     script = max((max(map(float, g["script"]["budgets"])) for g in usual if g.get("script")), default=None)
     return " / ".join(f"{value:.3f}" for value in (exact, script) if value is not None)
 
@@ -232,7 +242,7 @@ def _denominators(records: list[Record]) -> dict[str, float]:
     return {told: statistics.median(values) for told, values in found.items() if values}
 
 
-_LOSER_HEAD = ("case", "recipe", "ms", "x choice", "error budget", "first result", "peak GiB", "why not")
+_LOSER_HEAD = ("case", "recipe", "ms", "x choice", "error budget", "first result", "peak GiB", "source", "why not")
 
 
 def _losers(case: Tuned) -> Iterator[tuple[str, ...]]:
@@ -251,6 +261,7 @@ def _losers(case: Tuned) -> Iterator[tuple[str, ...]]:
             judged,
             first,
             gib(record.device_peak_bytes),
+            record.source_sha256[:6],
             why_not(record, case),
         )
 

@@ -54,6 +54,13 @@ def step(model: nn.Module) -> None:
     torch.optim.SGD(parameters, lr=0.1).step()
 
 
+def step_fused(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(parameters, lr=0.3, fused=True).step()  # of which PyTorch 2.13 keeps no count
+
+
 def give_other_data(model: nn.Module) -> None:
     weight = model.layers[1].attention.out_proj.weight
     weight.data = -weight.detach()
@@ -96,10 +103,10 @@ def hook(model: nn.Module) -> None:
 
 
 CHANGES = [
-    load, edit, edit_the_data, initialise, edit_in_inference_mode, edit_a_state_dict, step, give_other_data,
+    load, edit, edit_the_data, initialise, edit_in_inference_mode, edit_a_state_dict, step, step_fused, give_other_data,
     swap_tensors, assign_a_parameter, assign_a_module, swap_two_layers, load_by_assignment, to_half_and_back, hook,
 ]  # fmt: skip
-STALE = [load, edit, edit_the_data, assign_a_module, swap_two_layers]
+STALE = [load, edit, edit_the_data, step_fused, assign_a_module, swap_two_layers]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

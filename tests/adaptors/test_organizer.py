@@ -13,6 +13,8 @@ import torch
 from conftest import CONFIG, budget
 from stand_in import BaselineTransformer
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from frontier.adaptors.organizer import MOST_PROGRAMS, UserOptimizedTransformer, copy_model_weights
 from frontier.errors import CaseError
@@ -118,6 +120,14 @@ def test_what_it_does_not_speed_up_it_computes_the_plain_way(pair: Any) -> None:
             ours(torch.randn(2, 3, 31))
     got = torch.func.vmap(ours)(x[None].detach())
     assert torch.allclose(got[0], theirs(x), atol=1e-5)
+    with torch.no_grad():
+        graph = make_fx(ours)(x)
+        assert torch.allclose(graph(2 * x), theirs(2 * x), atol=1e-5)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            slopes = [forward_ad.unpack_dual(model(dual)).tangent for model in (ours, theirs)]
+            assert torch.allclose(*slopes, atol=1e-5)
+    assert ours.ran_last == "plain: a transform looks at each operation"
 
 
 def test_inputs_are_not_changed_and_outputs_are_ones_own(pair: Any) -> None:

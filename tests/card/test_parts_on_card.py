@@ -21,8 +21,7 @@ RECIPES = [
     "fp32/separate/dense", "fp32/packed/efficient/graph", "tf32/packed/short", "fp16/packed/efficient",
     "fp16/packed/short/triton-join/triton-ffn/graph", "fp16/packed/scores/triton-join", "fp16/packed/cudnn/compile",
     "fp16/packed/short/triton-join/held-all/graph", "fp16/packed/flash/compile-reduce-overhead",
-    "fp16/packed/short/triton-ffn/held-projections", "fp16/packed/cudnn/triton-join/graph-halves",
-    "fp16/packed/cudnn/triton-join/held-small/graph-halves",
+    "fp16/packed/short/triton-ffn/held-projections",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The stack equals an independent one, for every shape, recipe and tile; half precision keeps its budget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -161,6 +161,50 @@ def test_precision_switches_are_set_for_the_run_and_put_back(precision: Any) -> 
         assert [getattr(switches, name) for name in names] == [precision == "tf32", False, False]
         raise ZeroDivisionError
     assert [getattr(switches, name) for name in names] == before
+
+
+def switched() -> tuple[Any, ...]:
+    """Every switch of TF32, old and new; the old ones refuse to be read once the new ones were used."""
+    matmul, told = torch.backends.cuda.matmul, list[Any]()
+    for ask in (lambda: matmul.allow_tf32, torch.get_float32_matmul_precision):
+        try:
+            told.append(ask())
+        except RuntimeError:
+            told.append("refuses")
+    return matmul.fp32_precision, torch.backends.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision, *told
+
+
+@pytest.fixture
+def usual_switches() -> Iterator[None]:
+    yield
+    torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        lambda: None,
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "ieee"),
+        lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    ],
+    ids=["none", "old", "high", "medium", "new", "new, off", "new, for all"],
+)
+def test_whichever_switches_a_user_has_set_are_set_for_the_run_and_put_back(
+    usual_switches: None, switch: Callable[[], None], precision: Any
+) -> None:
+    switch()
+    before = switched()
+    with matmul_precision(Recipe(precision=precision)):
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if precision == "tf32" else "ieee")
+    assert switched() == before
 
 
 def test_every_recipe_word_has_a_row_in_its_table() -> None:

@@ -1,5 +1,6 @@
 """For calls on rows that lie on the device, tuned records speak first: of this shape, the nearest, other cards."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -70,6 +71,25 @@ def test_what_a_gate_said_of_tuned_calls_is_no_verdict_on_a_stream() -> None:
     failing = a_tuned(CASE, "fp16/packed/cudnn", outcome="fail", promotable=False)
     assert "2.0" not in chosen(timed, proxy, failing, passes=1).why
     assert str(chosen(timed, proxy, failing, passes=1).recipe) == "fp16/packed/cudnn"
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ({"outcome": "fail", "promotable": False}, "on this very shape: "),
+        ({"promotable": False}, "on this very shape: "),
+        (
+            {"outcome": "out of memory", "promotable": False, "refused": "it needs 9 GiB"},
+            "on this very shape: it needs",
+        ),
+    ],
+)
+def test_what_was_denied_to_this_very_shape_is_not_lent_by_a_near_one(own: dict[str, Any], reason: str) -> None:
+    near = dataclasses.replace(CASE, batch_size=CASE.batch_size * 2, name="near")
+    lent = [a_tuned(near, STACK, 0.05), a_tuned(near, EAGER, 0.4)]
+    assert str(chosen(*lent).recipe) == STACK
+    choice = chosen(*lent, a_tuned(CASE, STACK, 0.04, **own))
+    assert str(choice.recipe) == EAGER and any(reason in text for text in choice.passed_over)
 
 
 def test_of_other_shapes_the_nearest_is_taken_and_said_so() -> None:

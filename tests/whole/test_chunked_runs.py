@@ -69,7 +69,7 @@ def test_the_record_says_how_it_was_cut_and_the_trace_names_each_step() -> None:
     assert record["plan"]["flow"] == "chunked" and len(record["pass_s"]) == len(record["card_s"]) == 2
     assert record["road_s"] and all(record["busy_s"][verb] > 0 for verb in ("read", "compute", "write"))
     names = {event["name"] for event in json.loads(Path("t.json").read_text())["traceEvents"]}
-    assert "compute row 1 layer 1 120-149 meet 80-119" in names and "write row 0 layer 1 0-39 leave" in names
+    assert "compute row 1 layer 1 120-149 meet 0-119" in names and "write row 0 layer 1 0-39 leave" in names
 
 
 def test_a_budget_too_small_for_a_row_gets_chunks_by_itself_and_says_why() -> None:

@@ -19,6 +19,7 @@ SHIPPED_CASES = Path(__file__).resolve().parent.parent / "configs" / "cases"
 _SIZES = ("batch_size", "seq_len", "d_model", "heads", "ffn_dim", "layers")
 _MOST = 1 << 40
 FLOAT32_BYTES = 4
+BLOCK_POSITIONS = 4096  # that seeded rows are drawn, and rows hashed, at a time (contract sections 4 and 6)
 OFFICIAL_ATOL, OFFICIAL_RTOL = 2e-3, 2e-2
 
 

@@ -8,7 +8,7 @@ Knows nothing of budgets.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from frontier.case import FLOAT32_BYTES, Case
+from frontier.case import BLOCK_POSITIONS, FLOAT32_BYTES, Case
 from frontier.layers.costs import (
     ALLOCATOR_SLACK_BYTES,
     GEMM_WORKSPACE_BYTES,
@@ -24,7 +24,7 @@ from frontier.units import GIB
 
 Place = Literal["card", "pinned", "host", "disk"]
 PLACES: tuple[Place, ...] = ("card", "pinned", "host", "disk")
-Spool = Literal["card", "host", "disk"]
+Spool = Literal["card", "pinned", "host", "disk"]
 SPOOL = "spool.bin"  # in the run directory, where it may outlive a run that is killed
 
 # Python, torch and CUDA's libraries in host memory, with a card and without: the peak RSS of case 14 less all that
@@ -45,6 +45,7 @@ class Keeping:
     """What a run keeps on the host or disk besides its ring; part of the ledger."""
 
     resident_input: bool = False
+    drawn_input: bool = False  # seeded, and drawn while the run goes on
     output: Literal["file", "memory", "none"] = "none"
     watch: tuple[int, ...] = ()
     masked: bool = False
@@ -81,6 +82,9 @@ def chunked_rows(
     if keeping.masked:
         held = positions * case.d_model * FLOAT32_BYTES
         entries.append(Entry("a chunk without its invalid tokens", "card", held))
+    if keeping.drawn_input:
+        ahead_bytes = machine.cores * BLOCK_POSITIONS * case.d_model * FLOAT32_BYTES  # one for each thread
+        entries.append(Entry("blocks drawn ahead", "host", min(ahead_bytes, case.row_bytes)))
     return tuple(entries)
 
 

@@ -143,7 +143,7 @@ plan_options = _stacked(
     click.option("--chunk", type=click.IntRange(1), help="Positions of a chunk; cuts rows."),
     click.option(
         "--spool",
-        type=click.Choice(["card", "host", "file"]),
+        type=click.Choice(["card", "pinned", "host", "file"]),
         help="Where a cut row's keys and values wait; --resume goes on inside the row only from a file; cuts rows.",
     ),
     click.option("--resident/--on-the-fly", default=False, help="Whole input in host memory first, or row by row."),
@@ -193,6 +193,7 @@ def plan_of(options: dict[str, Any]) -> tuple[Any, Any]:
     output = options["output"]
     keeping = Keeping(
         resident_input=options["resident"],
+        drawn_input=not (options["resident"] or options.get("input_path")),
         output="none" if output == "-" else output if output in ("none", "memory") else "file",
         watch=options["watch"],
         masked=options["valid_BS"] is not None,

@@ -80,7 +80,8 @@ def show_plan_line(plan: Plan, choice: Choice) -> str:
 def _flow_reason(plan: Plan) -> str:
     if plan.chunk is None:
         return plan.why
-    where = {"card": "on the device", "host": "in host memory", "disk": "in a file"}[plan.spool or "card"]
+    places = {"card": "on the device", "pinned": "in pinned memory", "host": "in host memory", "disk": "in a file"}
+    where = places[plan.spool or "card"]
     anew = plan.spool != "disk" and any(entry.name == "output" and entry.place == "disk" for entry in plan.ledger)
     lost = "; a row that is under way when the run is killed begins anew (not so with --spool file)" * anew
     return f"keys and values wait {where} ({plan.why}){lost}"

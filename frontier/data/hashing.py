@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frontier.data.generate import BLOCK_POSITIONS
+from frontier.case import BLOCK_POSITIONS
 from frontier.data.memory import spread
 from frontier.errors import DataError
 from frontier.spans import Span, cut

@@ -8,11 +8,13 @@ Letters  B rows, S positions, D width, N valid positions of a chunk, M of a key 
 """
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from frontier.case import FLOAT32_BYTES
 from frontier.data.protocols import Sink, Source
 from frontier.data.sinks import FileSink, NullSink
 from frontier.data.spool import FileSpool, MemorySpool, Spool
@@ -26,6 +28,7 @@ from frontier.ledger import spool_size
 from frontier.planner import Plan
 from frontier.spans import Span
 from frontier.stream.lanes import Lanes
+from frontier.stream.pinned import PinnedBuffer
 from frontier.stream.pipeline import stream
 from frontier.stream.ring import Slot
 
@@ -53,7 +56,10 @@ class ChunkedRows:
         self._case, self._device = plan.case, torch.device(plan.machine.device)
         self._steps = Steps(plan, valid_BS)
         self.slot_shape: tuple[int, ...] = self._steps.slot_shape
+        self._on_card = plan.spool == "card"
         self._spool: Spool | None = None
+        self._pinned: PinnedBuffer | None = None
+        self._held: Tensor | None = None  # what copies to and from the card take as it is
         self._parts: Parts | None = None
 
     def open(self, folder: Path) -> None:
@@ -65,6 +71,10 @@ class ChunkedRows:
             layers, dtype = case.layers if case.causal else 1, working_dtype(plan.recipe)
             self._kv_LS2D = torch.empty(layers, case.seq_len, 2 * case.d_model, dtype=dtype, device=self._device)
             self._x_SD = torch.empty(0 if case.causal else case.seq_len, case.d_model, device=self._device)
+        elif plan.spool == "pinned":
+            floats = -(-num_bytes // FLOAT32_BYTES)
+            self._pinned = PinnedBuffer(floats) if plan.machine.has_card else None
+            self._held = torch.zeros(floats) if self._pinned is None else self._pinned.tensor
         elif plan.spool == "host":
             self._spool = MemorySpool(num_bytes, min(_SPOOL_THREADS, plan.machine.cores))
         else:
@@ -75,6 +85,8 @@ class ChunkedRows:
             self._parts.close()
         if self._spool is not None:
             self._spool.close()
+        if self._pinned is not None:
+            self._pinned.release()
 
     def keep_parts(self, sink: FileSink) -> Parts | None:
         """Told from now on what `sink` and the spool are given, if that is a file with a name."""
@@ -90,11 +102,30 @@ class ChunkedRows:
     def rows_of(self, step: Step) -> Span:
         return Span(step.row, step.row + 1)
 
+    def lend(self, step: Step, slot: Slot) -> Slot:
+        """A slot's buffers for a step; in pinned memory keys, values and residuals are carried from where they lie.
+
+        Order    a place is written over only by work that is queued behind all that reads it.
+        """
+        lent = slot.lent(step.up, step.down)
+        if self._held is None:
+            return lent
+        if step.reads_at is not None:
+            held, floats = self._held[step.reads_at // FLOAT32_BYTES :], self._steps.floats_up(step)
+            device_in = slot.device_in_BSD.view(-1)[:floats].view(1, -1)
+            lent = replace(lent, pinned_in_BSD=held[:floats].view(1, -1), device_in_BSD=device_in)
+        if step.writes_at is not None:
+            held, floats = self._held[step.writes_at // FLOAT32_BYTES :], step.down_bytes // FLOAT32_BYTES
+            device_out = slot.device_out_BSD.view(-1)[:floats].view(1, -1)
+            lent = replace(lent, pinned_out_BSD=held[:floats].view(1, -1), device_out_BSD=device_out)
+        return lent
+
     def read(self, step: Step, pinned_in: Tensor, source: Source, watcher: Watcher | None) -> None:
         if step.reads_at is not None:
-            assert self._spool is not None
             is_keys = step.does == "meet"
-            self._spool.fetch(step.reads_at, (self._keys_in if is_keys else self._floats_of)(pinned_in, step.tokens))
+            if self._spool is not None:
+                places = (self._keys_in if is_keys else self._floats_of)(pinned_in, step.tokens)
+                self._spool.fetch(step.reads_at, places)
         elif step.up:
             rows, x_BSD = self.rows_of(step), self._floats_of(pinned_in, len(step))[None]
             source.read(rows, x_BSD, step.chunk)
@@ -129,9 +160,10 @@ class ChunkedRows:
         if parts is not None:
             parts.will_write(step)
         if step.writes_at is not None:
-            assert self._spool is not None
             is_keys = step.does != "leave"
-            self._spool.keep(step.writes_at, (self._keys_in if is_keys else self._floats_of)(pinned_out, step.tokens))
+            if self._spool is not None:
+                places = (self._keys_in if is_keys else self._floats_of)(pinned_out, step.tokens)
+                self._spool.keep(step.writes_at, places)
         elif step.down:
             rows, y_BSD = self.rows_of(step), self._floats_of(pinned_out, len(step))[None]
             sink.write(rows, y_BSD, step.chunk)
@@ -168,7 +200,7 @@ class ChunkedRows:
             self.write(step, pinned_out, NullSink(), None)
 
         try:
-            stream(self._steps.of([row]), [slot], lanes, read=read, work=work, write=write)
+            stream(self._steps.of([row]), [slot], lanes, read=read, work=work, write=write, lend=self.lend)
         except _Found as found:
             return found.fault
         return None
@@ -191,7 +223,7 @@ class ChunkedRows:
 
     def _residual_of(self, step: Step, device_in: Tensor, device_note: Tensor) -> Tensor:
         if step.layer:
-            return self._x_SD[self._valid(step)] if self._spool is None else self._floats_of(device_in, step.tokens)
+            return self._x_SD[self._valid(step)] if self._on_card else self._floats_of(device_in, step.tokens)
         x_CD, kept_N = self._floats_of(device_in, len(step)), self._kept(step.row, step.chunk)
         torch.aminmax(x_CD, out=(device_note[0], device_note[1]))
         return x_CD if kept_N is None else x_CD[kept_N]
@@ -201,19 +233,19 @@ class ChunkedRows:
         return slice(step.start, step.start + step.tokens)
 
     def _keys_of(self, step: Step, device_in: Tensor) -> Tensor:
-        if self._spool is not None:
+        if not self._on_card:
             return self._keys_in(device_in, step.tokens)
         return self._kv_LS2D[step.layer if self._case.causal else 0, self._valid(step)]
 
     def _keep_keys(self, step: Step, device_out: Tensor) -> None:
         if step.writes_at is not None:
             self._keys_in(device_out, step.tokens).copy_(self._chunk.keys_values)
-        elif self._spool is None and (step.does == "keys" or self._case.causal):
+        elif self._on_card and (step.does == "keys" or self._case.causal):
             self._kv_LS2D[step.layer if self._case.causal else 0, self._valid(step)] = self._chunk.keys_values
 
     def _give(self, step: Step, device_out: Tensor) -> None:
         if step.layer < self._case.layers - 1:
-            if self._spool is None:
+            if self._on_card:
                 self._x_SD[self._valid(step)] = self._chunk.residual
             else:
                 self._floats_of(device_out, step.tokens).copy_(self._chunk.residual)

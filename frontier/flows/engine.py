@@ -137,6 +137,7 @@ class Engine:
                 read=read,
                 work=work or flow.work,
                 write=write,
+                lend=flow.lend,
                 watch=watch,
                 poison=poison,
             )

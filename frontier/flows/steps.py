@@ -150,6 +150,12 @@ class Steps:
         step.down, step.down_bytes = self._rows(down_floats), down_floats * FLOAT32_BYTES
         return step
 
+    def floats_up(self, step: Step) -> int:
+        """Float32 numbers that a step reads from the spool: keys and values, or a residual."""
+        if step.does == "meet":
+            return -(-keys_bytes(self._case, self._recipe, step.tokens) // FLOAT32_BYTES)
+        return step.tokens * self._case.d_model
+
     def _count(self, row: int, chunk: Span) -> int:
         return len(chunk) if self._valid_BS is None else int(self._valid_BS[row, chunk.as_slice()].sum())
 

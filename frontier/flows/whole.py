@@ -57,6 +57,9 @@ class WholeRows:
     def rows_of(self, load: Span) -> Span:
         return load
 
+    def lend(self, rows: Span, slot: Slot) -> Slot:
+        return slot.lent(rows.up, rows.down)
+
     def read(self, load: Span, pinned_in_BSD: Tensor, source: Source, watcher: Watcher | None) -> None:
         source.read(load, pinned_in_BSD)
         if watcher is not None:
@@ -109,8 +112,8 @@ class WholeRows:
 
 def copy_work(load: Span, device_in_BSD: Tensor, device_out_BSD: Tensor, device_note: Tensor) -> None:
     """Work that only copies: what is left of a run is its road."""
-    common = min(len(device_in_BSD), len(device_out_BSD))  # a step of a chunked row may bring nothing up, or down
-    device_out_BSD[:common].copy_(device_in_BSD[:common])
+    common = min(device_in_BSD.numel(), device_out_BSD.numel())  # a step may bring nothing up, or down
+    device_out_BSD.view(-1)[:common].copy_(device_in_BSD.view(-1)[:common])
     device_note.zero_()
 
 

@@ -23,6 +23,8 @@ from frontier.stream.trace import Event
 Read = Callable[[Any, Tensor], None]
 Write = Callable[[Any, Tensor, Tensor], None]
 """`write(load, pinned_out_BSD, pinned_note)`"""
+Lend = Callable[[Any, Slot], Slot]
+"""`lend(load, slot)`: the buffers that a load is carried in: the slot's, or others where it lies already."""
 
 
 class _Trip(NamedTuple):
@@ -44,6 +46,7 @@ def stream(
     read: Read,
     work: Work,
     write: Write,
+    lend: Lend = lambda load, slot: slot.lent(load.up, load.down),
     watch: Callable[[Event], None] = lambda event: None,
     poison: bool = False,
 ) -> None:
@@ -108,8 +111,7 @@ def stream(
     try:
         for trip in ahead(min(1, len(slots) - 1), started):
             slot = trip.read.result()
-            lent = slot.lent(trip.load.up, trip.load.down)
-            mark = lanes.carry(trip.load, lent, work, poison)  # queues the work; does not wait for it
+            mark = lanes.carry(trip.load, lend(trip.load, slot), work, poison)  # queues the work; does not wait for it
             carried.append(writer.submit(write_one, trip.load, slot, mark.wait))
             while carried and carried[0].done():
                 carried.popleft().result()

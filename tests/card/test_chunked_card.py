@@ -127,35 +127,40 @@ def test_chunks_are_as_near_to_float32_as_whole_rows(machine, name, causal, mask
     want = reference(case, valid_BS)
     whole = through(plan(case, machine, recipe, Keeping(output="memory"), slice_rows=1), valid_BS)
     whole_error = float((whole - want).abs().max())
-    outputs = [through(cut(case, machine, recipe, spool=spool), valid_BS, poison=True) for spool in ("card", "host")]
+    cuts = [cut(case, machine, recipe, spool=spool) for spool in ("card", "pinned", "host")]
+    outputs = [through(made, valid_BS, poison=True) for made in cuts]
     for got in outputs:
         error = float((got - want).abs().max())
         assert error <= 2 * whole_error and error < case.atol
     # On the card a chunk meets all keys on one side of it in one call: the same to rounding.
     assert float((outputs[0] - outputs[1]).abs().max()) <= 2 * whole_error
+    assert torch.equal(*outputs[1:])
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_depth_and_late_kernels_change_no_bit(machine, depth):
     case = small(seq_len=2000)
     want = through(cut(case, machine, depth=1))
-    assert torch.equal(*(through(cut(case, machine, spool="card", depth=n), poison=True) for n in (1, depth)))
+    for spool in ("card", "pinned"):
+        one, deep = (through(cut(case, machine, spool=spool, depth=n), poison=True) for n in (1, depth))
+        assert torch.equal(one, deep) and (spool == "card" or torch.equal(one, want))
     assert torch.equal(through(cut(case, machine, depth=depth), poison=True), want)
     assert torch.equal(through(cut(case, machine, depth=depth), lanes=_lanes(), poison=True), want)
 
 
+@pytest.mark.parametrize("spool", ["host", "pinned"])
 @pytest.mark.parametrize("drop", ["upload", "download", "mark"])
-def test_poison_catches_a_dropped_wait(machine, drop):
+def test_poison_catches_a_dropped_wait(machine, drop, spool):
     case = small(seq_len=2000)
-    right = through(cut(case, machine))
+    right = through(cut(case, machine, spool=spool))
     try:
-        got = through(cut(case, machine), lanes=_lanes(drop=drop, spin=drop != "upload"), poison=True)
+        got = through(cut(case, machine, spool=spool), lanes=_lanes(drop=drop, spin=drop != "upload"), poison=True)
     except NotFinite:
         return
     assert not torch.equal(got, right), "a dropped wait went unseen: the check itself is blind"
 
 
-@pytest.mark.parametrize(("gib", "spool"), [(2.0, "host"), (12.0, "card")])
+@pytest.mark.parametrize(("gib", "spool"), [(2.0, "pinned"), (12.0, "card")])
 def test_the_measured_peak_of_a_long_row_is_planned(gib, spool):
     case = Case.load("14").override(batch_size=1, seq_len=300_000, layers=1)
     tight = Machine.detect("cuda", device_budget_bytes=int(gib * GIB))

@@ -35,8 +35,8 @@ def test_chunks_are_as_near_to_float64_as_whole_rows(seq_len: int, chunk: int, c
     valid_BS = holes(case) if masked else None
     want = exact(case, valid_BS)
     whole_error = (through(planned(case, None), valid_BS) - want).abs().max()
-    for spool in ("card", "host"):
-        got = through(planned(case, chunk, spool), valid_BS, poison=True)
+    for spool in ("card", "pinned", "host"):
+        got = through(planned(case, chunk, spool), valid_BS, poison=True)  # type: ignore[arg-type]
         assert (got - want).abs().max() <= 2 * whole_error + 1e-6, spool
         if valid_BS is not None:
             assert bool((got[~valid_BS] == 0).all())
@@ -64,7 +64,7 @@ def test_any_precision_stays_within_twice_the_error_of_whole_rows(words: str, ca
 def test_spool_and_depth_change_no_bit(causal: bool) -> None:
     case = small(seq_len=43, causal=causal, layers=3)
     want = through(planned(case, 8, "host", 1))
-    for spool, depth in (("host", 2), ("host", 7), ("disk", 3)):
+    for spool, depth in (("host", 2), ("host", 7), ("disk", 3), ("pinned", 1), ("pinned", 2), ("pinned", 7)):
         assert torch.equal(through(planned(case, 8, spool, depth), poison=True), want), (spool, depth)  # type: ignore[arg-type]
     # On the card a chunk meets all keys on one side of it at once: the same to rounding, and to the bit at any depth.
     on_card = [through(planned(case, 8, "card", depth), poison=True) for depth in (1, 3)]

@@ -1,5 +1,7 @@
 """Which flow a plan takes by itself, what it says of it, and that the bytes of chunks fit every budget."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,8 +49,8 @@ def test_issue_budgets_hold_with_chunks_whose_keys_come_in_time() -> None:
     for case, device_gib in ((MILLION, 4.0), (four_million, 12.0), (C14, 2.0)):
         made = plan(case, card(device_gib), FAST)
         assert within_budgets(made) and made.chunk is not None and made.ring_depth >= 2
-        assert made.chunk >= (2_048 if made.spool == "card" else 16_384)
-    assert made.spool == "card", "keys of a row of case 14 fit 2 GiB, and short chunks with them"
+        assert made.chunk >= (8_192 if made.spool == "card" else 16_384)
+    assert made.spool == "pinned", "keys of a row of case 14 fit 2 GiB only beside chunks that are too short"
 
 
 def test_what_is_asked_for_is_kept_or_refused_by_name() -> None:
@@ -111,21 +113,24 @@ def test_no_chunked_plan_exceeds_a_budget_or_a_kernel(
 def test_the_time_to_expect_counts_what_keys_take_on_the_link() -> None:
     records = [a_record(C14, str(FAST), 3.0, card_s=(3.0,))]
     on_card, on_host = (plan(MILLION, card(gib), FAST) for gib in (139.0, 4.0))
-    assert (on_card.spool, on_host.spool) == ("card", "host")
+    assert (on_card.spool, on_host.spool) == ("card", "pinned")
     guesses = [estimate(made, records, on_the_fly=False) for made in (on_card, on_host)]
     assert guesses[0].bound_by == "compute" and guesses[1].pass_s >= guesses[0].pass_s
     # 1,024 chunks meet 1,047,552 times in two layers: 4 MiB of keys and values each, 4.4 TB.
     short = plan(MILLION, card(4.0), FAST, chunk=1_024)
     guess = estimate(short, records, on_the_fly=False)
-    assert short.spool == "host" and guess.bound_by == "link" and 300 < guess.pass_s < 500
+    assert short.spool == "pinned" and guess.bound_by == "link" and 300 < guess.pass_s < 500
     assert estimate(plan(MILLION, card(139.0), FAST, chunk=1_024), records, on_the_fly=False).pass_s < 200
 
 
 def test_the_best_way_that_fits_is_taken() -> None:
-    ways = [(2.6, 16_384, "card", 3), (2.2, 8_192, "card", 3), (2.0, 4_096, "card", 3), (1.82, 16_384, "host", 3)]
-    ways += [(1.7, 16_384, "host", 2), (1.3, 4_096, "host", 3)]
-    # Less room: short chunks, keys from the host, a shallower ring, at last chunks whose keys come too late.
+    ways = [(2.6, 16_384, "card", 3), (2.2, 8_192, "card", 3), (1.82, 16_384, "pinned", 3)]
+    ways += [(1.7, 16_384, "pinned", 2), (1.3, 4_096, "pinned", 3)]
+    # Less room: short chunks, keys from pinned memory, a shallower ring, at last chunks whose keys come too late.
     for gib, *way in ways:
         made = plan(C14, card(gib), FAST)
         assert [made.chunk, made.spool, made.ring_depth] == way, gib
+    assert plan(C14, dataclasses.replace(card(1.82), pinned_budget_bytes=GIB), FAST).spool == "host"
+    with pytest.raises(Unsupported, match="pinned memory is for copies to a card"):
+        plan(C14, laptop(), parse_recipe("fp32/packed/flash", REFERENCE), spool="pinned")
     assert [plan(C14, card(2.2), FAST, ring_depth=depth, flow="chunked").ring_depth for depth in (1, 2)] == [1, 2]

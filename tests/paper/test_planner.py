@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -64,6 +65,14 @@ def test_what_a_run_keeps_is_in_the_ledger_and_nothing_else_is(
 ) -> None:
     bare, kept = plan(C14, card(), FAST), plan(C14, card(), FAST, keeping)
     assert set(kept.ledger) - set(bare.ledger) == {(name, place, num_bytes)}
+
+
+@pytest.mark.parametrize(("cores", "blocks"), [(1, 1), (16, 16), (200, 100_000 / 4096)])
+def test_blocks_drawn_ahead_are_counted_where_rows_are_cut_and_no_more_than_a_row(cores: int, blocks: float) -> None:
+    machine = replace(card(), cores=cores)
+    for flow, wanted in (("whole", set()), ("chunked", {("blocks drawn ahead", "host", blocks * 4096 * 1024 * 4)})):
+        bare, drawn = (plan(C14, machine, FAST, Keeping(drawn_input=is_so), flow=flow) for is_so in (False, True))  # type: ignore[arg-type]
+        assert set(drawn.ledger) - set(bare.ledger) == wanted and set(bare.ledger) <= set(drawn.ledger)
 
 
 def test_a_laptop_counts_the_card_as_host_memory_and_has_no_context() -> None:

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from frontier.case import FLOAT32_BYTES, Case
 from frontier.errors import DoesNotFit
-from frontier.judge.reference import reference, slice_rows
+from frontier.judge.gate import compare_rows
+from frontier.judge.reference import reference, slice_rows, yardstick
 from frontier.layers.block import matmul_precision
 from frontier.layers.costs import weight_bytes, workspace_bytes
 from frontier.layers.program import Program, make_program, refusal
@@ -31,7 +32,7 @@ from frontier.layers.weights import seeded_state
 from frontier.machine import Machine
 from frontier.recipe import REFERENCE, Recipe
 from frontier.timing import Call, Times, noise_band, time_in_turn
-from frontier.tuned import BASELINE
+from frontier.tuned import BASELINE, YARDSTICK
 from frontier.units import show_bytes
 
 AGAIN = f"{BASELINE} again"
@@ -73,7 +74,7 @@ class Bench:
             )
         self.noise = 0.0
         self._kept: dict[str, Call] = {}
-        self._caches: dict[Recipe, _Caches] = {}
+        self._caches: dict[Recipe | str, _Caches] = {}
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> "Bench":
@@ -90,7 +91,7 @@ class Bench:
                 case.batch_size, case.seq_len, case.d_model, device=self.device, generator=generator
             ).mul_(case.input_scale)
             self._kept[BASELINE] = baseline = self._baseline()
-            twice = {BASELINE: baseline, AGAIN: baseline}
+            twice: dict[str, Call] = {BASELINE: baseline, AGAIN: baseline}
             try:
                 with torch.inference_mode():
                     one, again = time_in_turn(twice, self.device, 2 * self.rounds).values()
@@ -132,6 +133,23 @@ class Bench:
                 return
             self._kept[str(recipe)] = call
 
+    def keep_yardstick(self) -> str | None:
+        """Build the compiled plain layers, to be timed beside each recipe that follows. None, or why they are not."""
+        case, x_BSD = self.case, self.x_BSD
+        held = case.batch_size * case.seq_len * (24 * case.d_model + 4 * case.ffn_dim)
+        if held + _baseline_bytes(case, self.device) > self.machine.device_budget_bytes:
+            return f"others would not fit beside its {show_bytes(held)}"
+        try:
+            layers = yardstick(self.state, case, x_BSD.device)
+            with self.caches_of(YARDSTICK), torch.inference_mode():
+                budget = compare_rows(layers(x_BSD), self._baseline()(), case.atol, case.rtol).budget
+        except Exception as error:
+            return f"{type(error).__name__}: {first_line(error)}"
+        if budget > 10:  # it serves nobody and needs no gate
+            return f"it computes something else, off by {budget:.3g} error budgets"
+        self._kept[YARDSTICK] = lambda: layers(x_BSD)
+        return None
+
     def measure(self, recipe: Recipe) -> Measured:
         """Build a recipe, call it for the first time, then time its calls in turn with all that is kept.
 
@@ -155,7 +173,7 @@ class Bench:
             self._sweep()
 
     @contextlib.contextmanager
-    def caches_of(self, recipe: Recipe) -> Iterator[None]:
+    def caches_of(self, recipe: Recipe | str) -> Iterator[None]:
         """Compile caches that no other recipe fills or uses; whatever compiles the recipe again profits from them.
 
         Warm, they are the user's own: quick, but a first result then tells nothing of what a newcomer waits for.
@@ -189,7 +207,7 @@ class Bench:
         own = times.pop(str(recipe))
         return Measured(times=own, beside=times, first_result_s=first_result_s, peak_bytes=peak_bytes)
 
-    def _baseline(self) -> Call:
+    def _baseline(self) -> Callable[[], Tensor]:
         """The dense layer as the benchmark script has it: eager, TF32 on a card, an all-true mask that costs."""
         case, state = self.case, {name: tensor.to(self.device) for name, tensor in self.state.items()}
         valid_BS = torch.ones(case.batch_size, case.seq_len, dtype=torch.bool, device=self.device)

@@ -1,4 +1,4 @@
-"""The recipes that a tuner tries for calls on rows that already lie on a device, and the one others are held against.
+"""The recipes that a tuner tries for calls on rows that already lie on a device.
 
 Takes    a case, and whether there is a card.
 Gives    recipes, the obvious first; those that lose stay, since a loss is worth knowing.
@@ -45,6 +45,7 @@ _ON_A_CARD = (
     # a compiler's fusion
     "fp16/packed/flash/compile",
     "fp16/packed/flash/compile-reduce-overhead",
+    "fp16/packed/flash/compile-max-autotune",
     "fp16/packed/cudnn/compile-max-autotune",
     # the whole stack as one kernel
     "bf16/stack",
@@ -57,18 +58,9 @@ _ON_A_CARD = (
 _ON_A_CPU = ("fp32/packed/dense", "fp32/separate/flash", "fp32/packed/flash", "fp32/packed/flash/compile")
 
 
-def yardstick(has_card: bool) -> Recipe | None:
-    """What all are timed beside: fp16 layers with SDPA under `torch.compile`'s best mode. None without a card.
-
-    A firmer measure than the script's own baseline, which waits for launches and so for the host.
-    """
-    return parse_recipe("fp16/packed/flash/compile-max-autotune", REFERENCE) if has_card else None
-
-
 def candidates(case: Case, has_card: bool) -> tuple[Recipe, ...]:
-    """Recipes to try for a case, each once: the yardstick first, then from the plain to the bold."""
+    """Recipes to try for a case, each once, from the plain to the bold."""
     texts: tuple[str, ...] = _ON_A_CARD if has_card else _ON_A_CPU
     if case.seq_len > 8_192:  # scores of one head alone would fill a card
         texts = tuple(text for text in texts if "/scores" not in text)
-    known = (yardstick(has_card), REFERENCE, *(parse_recipe(text, REFERENCE) for text in texts))
-    return tuple(dict.fromkeys(recipe for recipe in known if recipe is not None))
+    return tuple(dict.fromkeys((REFERENCE, *(parse_recipe(text, REFERENCE) for text in texts))))

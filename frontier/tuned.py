@@ -15,6 +15,7 @@ from frontier.record import Record
 _KIN = ("d_model", "heads", "ffn_dim", "layers", "causal", "atol", "rtol")
 # In `beside_ms`, the dense layer as the benchmark script has it: no recipe of ours.
 BASELINE = "baseline"
+YARDSTICK = "compiled fp16 layers"  # there too: plain ones at their best, see judge/reference.py
 # Of the error budget, what evidence from another shape must leave free.
 HEADROOM = 0.2
 # Trials of the benchmark script, each of them all elements of the output.

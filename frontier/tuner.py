@@ -5,6 +5,7 @@ Gives    records: passed, failed with its worst element, refused with its reason
 Knows nothing of how calls are timed or what the gate asks.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import torch
 
 from frontier import tuned
 from frontier.bench import Bench, Measured, NoTimes, first_line
-from frontier.candidates import candidates, yardstick
+from frontier.candidates import candidates
 from frontier.case import Case
 from frontier.errors import DoesNotFit, Unsupported
 from frontier.machine import Machine
@@ -26,6 +27,7 @@ from frontier.timing import copy_gbps, float32_peak_tflops, gemm_tflops
 # Every recipe is screened by a few plain trials and timed; the fastest then go through the whole stress program.
 SCREEN: dict[str, Any] = {"trials": 3, "seeds": 1, "input_scales": (1.0,), "padding": (0.0,), "adversarial": False}
 STRESS: dict[str, Any] = {"trials": 25, "seeds": 2, "until_failure": True}  # and the gate's own scales, all of them
+log = logging.getLogger(__name__)
 
 
 class Report(Protocol):
@@ -49,7 +51,7 @@ class Choices:
     finalists   how many recipes must pass it: the choice, and what it steps down to
     recipes     instead of the table's
     without     words whose recipes are left out of the table
-    yardstick   whether each is timed beside the compiler's best too, which takes up to minutes to build
+    yardstick   whether each is timed beside compiled plain layers too, which take up to minutes to build
     again       do what this very source has done already
     warm        use the compile caches that lie there; no first results are told then
     """
@@ -103,7 +105,7 @@ class _Tuning:
         judge: Judge,
         choices: Choices,
         facts: dict[str, Any],
-        walls: dict[str, float | None],
+        walls: dict[str, Any],
     ) -> None:
         self.case, self.machine, self.evidence, self.judge = case, machine, evidence, judge
         self.choices, self.facts, self.walls = choices, facts, walls
@@ -121,15 +123,12 @@ class _Tuning:
         untried = [recipe for recipe in self.wanted if str(recipe) not in self.kept]
         if not untried and self._finalist() is None:
             return
-        beside = yardstick(self.machine.has_card) if self.choices.yardstick else None
         with Bench(self.case, self.machine, self.choices.rounds, self.choices.warm) as self.bench:
-            # What is timed beside the others is tried itself first: once built, its first result would come too soon.
-            if beside is not None and beside not in untried:
-                self.bench.keep(beside)
+            if self.choices.yardstick and self.machine.has_card and (reason := self.bench.keep_yardstick()):
+                log.warning("case %s is timed without the yardstick: %s", self.case.name, reason)
+                self.walls = {**self.walls, "no_yardstick": reason}
             for recipe in untried:
                 yield self._try(recipe, "screen")
-                if recipe == beside:
-                    self.bench.keep(beside)
             while (finalist := self._finalist()) is not None:
                 best = tuned.ranking(self._known())
                 if best:

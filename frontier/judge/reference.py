@@ -1,15 +1,17 @@
-"""The contract's stack as the contract writes it: dense, masked, in whatever precision the weights have.
+"""The contract's stack as the contract writes it, dense and masked; and as anyone writes it for speed, compiled.
 
 Takes    rows and a float32 or float64 state on one device, a mask.
-Gives    the output that others are judged by.
-Knows nothing of recipes, kernels or packed weights: it shares no line with the layers that it judges.
+Gives    the output that others are judged by; the yardstick that their times are held against.
+Knows nothing of recipes or kernels: neither shares a line with the layers that it judges, nor with the other.
 
 Letters  B rows, S positions, D width, H heads, K head width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from frontier.case import Case
 from frontier.spans import cut
@@ -71,3 +73,42 @@ def _stack(x_BSD: Tensor, state: dict[str, Tensor], case: Case, valid_BS: Tensor
         hidden_BSF = gelu(affine(norm(x_BSD, f"{name}.norm2"), f"{name}.ffn_in"))
         x_BSD = only_valid(x_BSD + affine(hidden_BSF, f"{name}.ffn_out"))
     return only_valid(norm(x_BSD, "final_norm"))
+
+
+def yardstick(
+    state: dict[str, Tensor], case: Case, device: torch.device, dtype: torch.dtype = torch.float16
+) -> Callable[[Tensor], Tensor]:
+    """Plain layers, compiled: GEMMs and attention in `dtype`, the rest in float32. Outputs last until the next call."""
+
+    def placed(*names: str) -> list[Tensor]:
+        kept = torch.float32 if "norm" in names[0] else dtype
+        pair = [torch.cat([state[f"{n}.{kind}"] for n in names]).to(device, kept) for kind in ("weight", "bias")]
+        for tensor in pair:
+            torch._dynamo.mark_static_address(tensor)  # else a CUDA graph copies every weight at every call
+        return pair
+
+    packed = [f"attention.{part}_proj" for part in "qkv"]
+    parts = (["norm1"], packed, ["attention.out_proj"], ["norm2"], ["ffn_in"], ["ffn_out"])
+    layers = [[placed(*(f"layers.{i}.{name}" for name in names)) for names in parts] for i in range(case.layers)]
+    last = placed("final_norm")
+
+    def norm(h_BSD: Tensor, pair: list[Tensor]) -> Tensor:
+        return layer_norm(h_BSD, (case.d_model,), pair[0], pair[1])
+
+    def whole(x_BSD: Tensor) -> Tensor:
+        B, S, D = x_BSD.shape
+        for norm1, projections, out, norm2, ffn_in, ffn_out in layers:
+            qkv_BSO = linear(norm(x_BSD, norm1).to(dtype), *projections)
+            q_BHSK, k_BHSK, v_BHSK = qkv_BSO.view(B, S, 3, case.heads, case.head_width).permute(2, 0, 3, 1, 4)
+            context_BHSK = scaled_dot_product_attention(q_BHSK, k_BHSK, v_BHSK, is_causal=case.causal)
+            x_BSD = x_BSD + linear(context_BHSK.transpose(1, 2).reshape(B, S, D), *out)
+            x_BSD = x_BSD + linear(gelu(linear(norm(x_BSD, norm2).to(dtype), *ffn_in)), *ffn_out)
+        return norm(x_BSD, last)
+
+    compiled = torch.compile(whole, mode="max-autotune", fullgraph=True, dynamic=False)
+
+    def call(x_BSD: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(x_BSD)
+
+    return call

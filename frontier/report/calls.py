@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontier import tuned
-from frontier.candidates import yardstick
 from frontier.case import FLOAT32_BYTES, shipped_names
 from frontier.record import Record
 from frontier.report.tables import Column, gib, table, with_columns
@@ -27,9 +26,9 @@ class Tuned:
 
     standing: list[Record]
     ranked: list[Record]
-    yardstick: str
     first_s: dict[str, float]
     baseline: str = tuned.BASELINE
+    yardstick: str = tuned.YARDSTICK
 
     @property
     def name(self) -> str:
@@ -39,11 +38,9 @@ class Tuned:
     def choice(self) -> Record | None:
         return self.ranked[0] if self.ranked else None
 
-    def beside_choice_ms(self, recipe: str) -> float | None:
-        """Another recipe's time from the run in which the choice was timed."""
-        if self.choice is None:
-            return None
-        times = self.choice.call_ms if recipe == self.choice.recipe else self.choice.beside_ms.get(recipe)
+    def beside_choice_ms(self, name: str) -> float | None:
+        """Another's time from the run in which the choice was timed."""
+        times = self.choice.beside_ms.get(name) if self.choice else None
         return times["p50"] if times else None
 
     def first_result(self, record: Record) -> str:
@@ -82,11 +79,8 @@ def _by_case(records: list[Record]) -> list[Tuned]:
             continue
         problem = tuple(value for key, value in record.case.items() if key not in ("name", "seed", "input_scale"))
         groups.setdefault(problem, []).append(record)
-    # A driver is a card's: a machine without one has no yardstick.
-    has_card = any("driver" in record.versions for record in records)
-    beside = str(yardstick(has_card) or "")
     known = [
-        Tuned(tuned.standing(group), tuned.ranking(group), beside, firsts.get(str(group[0].case["name"]), {}))
+        Tuned(tuned.standing(group), tuned.ranking(group), firsts.get(str(group[0].case["name"]), {}))
         for group in groups.values()
     ]
     return sorted(known, key=lambda case: (not case.name.isdigit(), len(case.name), case.name))
@@ -94,15 +88,15 @@ def _by_case(records: list[Record]) -> list[Tuned]:
 
 def _explained(cases: list[Tuned]) -> str:
     yard = (
-        f" *yardstick* is `{cases[0].yardstick}`, called as any recipe is: rows in slices of at most 16,384 tokens, "
-        "copied in and out."
+        " *yardstick* is plain fp16 SDPA layers (float32 residual and norms, packed q, k, v) under "
+        '`torch.compile(mode="max-autotune")`, all rows in one call.'
     )
     return (
         "Made by `frontier tune --case N --recipes R`. Times are medians of single calls with the 20th and 80th "
         "percentile, between two events each, inputs and outputs on the card; a row's baseline, yardstick and choice "
         "were taken in turn in one run. "
         "*baseline* is the dense layer as the benchmark script has it: eager, TF32 on a card, an all-true mask."
-        f"{yard if cases[0].yardstick else ''} "
+        f"{yard if any(case.beside_choice_ms(case.yardstick) for case in cases) else ''} "
         "*compute floor*: FLOP of the case at the card's measured half-precision matmul rate; *bytes floor*: float32 "
         "input and output once at its measured copy rate. *error budget*: the largest fraction that any element of any "
         "trial at scale 1 spent, against float32 without TF32 and, behind the stroke, against what the benchmark "

@@ -12,7 +12,7 @@ from frontier.report import calls, grades
 from frontier.report.markdown import results_text
 from frontier.report.tables import table
 
-BASE, YARD = "baseline", "fp16/packed/flash/compile-max-autotune"
+BASE, YARD = "baseline", "compiled fp16 layers"
 FACTS: dict[str, Any] = {
     "machine": "NVIDIA H200", "command": "frontier tune", "commit": None, "source_sha256": "0" * 16,
     "versions": {"torch": "2.11", "driver": "580"}, "started": "2026-01-01T00:00:00",
@@ -117,6 +117,16 @@ def test_means_are_geometric_and_name_their_cases() -> None:
     ratios = [2 / 0.1, 2 / 0.025, 2 / 0.05]
     mean = math.prod(ratios) ** (1 / 3)
     assert f"**{mean:.2f} x the baseline** over cases 1-2 and 12; **{mean / 10:.2f} x the yardstick**" in text
+
+
+def test_only_what_was_timed_beside_the_compiled_layers_has_a_yardstick() -> None:
+    of_old = {BASE: {"p50": 2.0}, "fp16/packed/flash/compile-max-autotune": {"p50": 0.2}}
+    old, new = tuned("1", "fp16/stack", 0.1, beside_ms=of_old), tuned("12", "fp16/stack", 0.1)
+    assert row(text_of(old), "1", "`fp16/stack`")[2] == "" and "x the yardstick**" not in text_of(old)
+    assert "plain fp16 SDPA layers" not in text_of(old)
+    text = text_of(old, new)
+    assert row(text, "12", "`fp16/stack`")[2] == "0.2" and "**2.00 x the yardstick** over case 12." in text
+    assert "*yardstick* is plain fp16 SDPA layers" in text
 
 
 def test_utilisation_is_all_flop_over_all_seconds_by_both_denominators() -> None:

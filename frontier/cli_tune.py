@@ -58,6 +58,7 @@ def tune(
     goes on where it was.
     """
     from frontier.case import Case, shipped_names
+    from frontier.errors import DataError
     from frontier.gating import gate
     from frontier.recipe import REFERENCE, parse_recipe
     from frontier.record import EvidenceFile, evidence_path
@@ -80,6 +81,8 @@ def tune(
         commit=options["commit"],
     )
     Stop.heed()
+    if output is not None and not output.absolute().parent.is_dir():
+        raise DataError(f"no folder `{output.parent}`", hint="make it, or name another --output")
     evidence = EvidenceFile(output or evidence_path(machine.name))
     click.echo(f"outcomes go to {evidence.path}", err=True)
     for record in tune_cases(cases, machine, evidence, gate, choices):

@@ -68,8 +68,11 @@ class Grader:
 
     def __post_init__(self) -> None:
         for path, use in ((self.script, "--script"), (self.drop_in, "--drop-in")):
-            if path is not None and not path.is_file():
-                raise DataError(f"no file `{path}`", hint=f"give {use} a Python file")
+            if path is not None and (path.suffix != ".py" or not path.is_file()):
+                what = f"`{path}` is no Python file" if path.is_file() else f"no file `{path}`"
+                raise DataError(what, hint=f"give {use} a file that ends in .py")
+        if not self.timeout_s > 0:  # nor what is no number
+            raise DataError(f"a case cannot be given {self.timeout_s:g} s", hint="give --timeout some seconds")
 
     def records(self, cases: Sequence[Case], commit_name: str | None = None) -> Iterator[Record]:
         """Grade each case; nobody else may time or compute on the device meanwhile.

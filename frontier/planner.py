@@ -36,14 +36,13 @@ USUAL_DEPTH = 3
 # more rows would only hold more memory and leave fewer slices to overlap.
 USUAL_SLICE_TOKENS = {True: 131_072, False: 4_096}
 
-# Positions of a chunk, with a card and without: more would leave fewer to overlap. Half the least on a card, and keys
-# would take longer to arrive than to be met: 8,192 of case 14 in fp16 0.61 ms at 55 GB/s, 0.55 ms at 500 TFLOP/s.
+# Positions of a chunk, with a card and without: more leave fewer to overlap; half the least, and keys take longer to
+# arrive than to be met: 8,192 of case 14 in fp16 0.61 ms at 55 GB/s, 0.55 ms at 500 TFLOP/s.
 USUAL_CHUNK, LEAST_CHUNK = {True: 65_536, False: 4_096}, {True: 16_384, False: 512}
-# Keys on the card need not arrive, a chunk must only fill the card: an H200 was busy for 5.4 s a pass of case 14 in
-# chunks of 4,096, for 3.75 s in chunks of 16,384 and for 3.3 s in whole rows.
-LEAST_BESIDE_KEYS = 8_192
-# Shorter ones are made when they are asked for, never by the plan itself: all their time would go to launches.
-SHORTEST_CHUNK = 128
+# Keys on the card need not arrive: in chunks of 4,096 case 14 kept an H200 busy for 5.4 s a pass, of 16,384 for 3.75 s.
+# From the second length on a copy within the host (25 GB/s) hides too, and to pin keys would only take time.
+LEAST_BESIDE_KEYS, COPY_HIDES_FROM = 8_192, 32_768
+SHORTEST_CHUNK = 128  # of a plan's own: shorter ones spend all their time on launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +211,8 @@ def _chunked(
     sizes = [chunk] if chunk else [size for size in _halvings(usual) if size >= min(SHORTEST_CHUNK, usual)]
     ways = [(s, spool, depth) for s in sizes for spool in spools for depth in _depths(ring_depth)]
     short = {way: way[0] < (beside_keys if way[1] == "card" else least) for way in ways}
-    ways.sort(key=lambda way: (short[way], way[2] < 2, spools.index(way[1]), -way[2], -way[0]))
+    far = {way: spools.index(way[1]) + 1.5 * (way[1] == "pinned" and way[0] >= COPY_HIDES_FROM) for way in ways}
+    ways.sort(key=lambda way: (short[way], way[2] < 2, far[way], -way[2], -way[0]))
     for size, spool, depth in ways:
         yield Plan(
             case=case,

@@ -24,6 +24,7 @@ from frontier.errors import DataError
 SCHEMA = 1
 PACKAGE = Path(__file__).resolve().parent
 EVIDENCE = PACKAGE.parent / "configs" / "evidence"
+TOLD_OF_TUNED = {"stage", "outcome", "promotable", "noise", "trials"}  # by what a choice is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,8 @@ class Record:
                 raise ValueError(f"it is of schema {table['schema']}")
             for key in ("pass_s", "card_s", "road_s"):
                 table[key] = tuple(table.get(key, ()))
+            if table["kind"] == "tune" and (missing := TOLD_OF_TUNED - table["notes"].keys()):
+                raise ValueError(f"its notes lack {', '.join(sorted(missing))}")
             return cls(**table)
         except (ValueError, TypeError, AttributeError, KeyError) as reason:
             raise DataError(f"not a record of schema {SCHEMA}: {reason}", hint="see frontier/record.py") from None
@@ -137,10 +140,12 @@ def evidence_path(machine_name: str, folder: Path = EVIDENCE) -> Path:
 class EvidenceFile:
     """Records in one .jsonl file, safe on disk one by one: work that is cut short loses nothing.
 
-    Raises   DataError naming file and line if it holds what is no record.
+    Raises   DataError naming file and line if it holds what is no record, or the file if there can be none.
     """
 
     def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            raise DataError(f"`{path}` is a folder", hint="name a file of records, FILE.jsonl")
         self.path = path
         self.records = list(_records_of(path)) if path.is_file() else []
 

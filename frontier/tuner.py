@@ -125,6 +125,11 @@ class _Tuning:
             return
         with Bench(self.case, self.machine, self.choices.rounds, self.choices.warm) as self.bench:
             if self.choices.yardstick and self.machine.has_card and (reason := self.bench.keep_yardstick()):
+                if not self.bench.is_usable():
+                    told = (
+                        f"{self.machine.device} answers no more after the yardstick of case {self.case.name}: {reason}"
+                    )
+                    raise Unsupported(told, hint="tune it with --no-yardstick")
                 log.warning("case %s is timed without the yardstick: %s", self.case.name, reason)
                 self.walls = {**self.walls, "no_yardstick": reason}
             for recipe in untried:

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_S = 300
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
@@ -27,7 +28,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=[str(number) for number in range(1, 14)])
     parser.add_argument("--recipe", help="of all cases, in place of each one's choice")
-    parser.add_argument("--at-once", type=int, default=1, help="processes side by side: compilers use one core each")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        choices=range(1, 65),
+        metavar="N",
+        help="processes side by side: compilers use one core each",
+    )
     parser.add_argument("--caches", type=Path, help="keep what was compiled here; must be empty or missing")
     parser.add_argument("--output", type=Path, help="records go here, one a line, behind those there")
     parser.add_argument("--commit", help="for a checkout without history")
@@ -41,8 +49,9 @@ def main() -> int:
     if given.caches and given.caches.is_dir() and any(given.caches.iterdir()):
         parser.error(f"{given.caches} is not empty: a first result from a filled cache tells nothing")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.at_once) as pool:
-        started = pool.map(lambda case: in_a_process(case, given, given.caches or Path(folder)), given.cases)
-        return max([keep(case, found, given) for case, found in zip(given.cases, started, strict=True)])
+        caches = given.caches or Path(folder)
+        started = {pool.submit(in_a_process, case, given, caches): case for case in given.cases}
+        return max([keep(started[ended], ended.result(), given) for ended in as_completed(started)])
 
 
 def in_a_process(case: str, given: argparse.Namespace, caches: Path) -> dict[str, object]:
@@ -52,9 +61,11 @@ def in_a_process(case: str, given: argparse.Namespace, caches: Path) -> dict[str
     places = {name: str(caches / f"{name}-{case}") for name in CACHES}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     began_s = time.perf_counter()
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **places, "PYTHONPATH": path}
-    )
+    env = {**os.environ, **places, "PYTHONPATH": path}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=LONGEST_S)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no result after {LONGEST_S} s", "process_s": LONGEST_S}
     seconds = time.perf_counter() - began_s
     lines = done.stdout.splitlines()
     told = json.loads(lines[-1]) if done.returncode == 0 and lines else {"failed": done.stderr.strip()[-300:]}

@@ -47,7 +47,8 @@ class MemorySpool:
 
     def __init__(self, num_bytes: int, threads: int) -> None:
         try:
-            self._pages = mmap.mmap(-1, max(1, num_bytes))
+            # Private: shared memory gets no huge pages where the system keeps them from its shmem.
+            self._pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as reason:
             raise DoesNotFit(
                 f"the system refuses {show_bytes(num_bytes)} of host memory for keys and values: {reason}",

@@ -8,6 +8,7 @@ Letters  B rows, S positions, D width, N valid positions of a chunk, M of a key 
 """
 
 from collections.abc import Container, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from frontier.data.protocols import Sink, Source
 from frontier.data.sinks import FileSink, NullSink
 from frontier.data.spool import FileSpool, MemorySpool, Spool
 from frontier.data.watch import Watcher
+from frontier.errors import DoesNotFit
 from frontier.flows.parts import Parts
 from frontier.flows.steps import Step, Steps
 from frontier.flows.whole import Fault, first_nonfinite
@@ -73,7 +75,10 @@ class ChunkedRows:
             self._x_SD = torch.empty(0 if case.causal else case.seq_len, case.d_model, device=self._device)
         elif plan.spool == "pinned":
             floats = -(-num_bytes // FLOAT32_BYTES)
-            self._pinned = PinnedBuffer(floats) if plan.machine.has_card else None
+            try:
+                self._pinned = PinnedBuffer(floats) if plan.machine.has_card else None
+            except DoesNotFit as refusal:
+                raise DoesNotFit(str(refusal), hint="take --spool host, or lower --pinned-budget") from None
             self._held = torch.zeros(floats) if self._pinned is None else self._pinned.tensor
         elif plan.spool == "host":
             self._spool = MemorySpool(num_bytes, min(_SPOOL_THREADS, plan.machine.cores))
@@ -81,12 +86,14 @@ class ChunkedRows:
             self._spool = FileSpool(folder, num_bytes, min(_SPOOL_THREADS, plan.machine.cores))
 
     def close(self) -> None:
-        if self._parts is not None:
-            self._parts.close()
-        if self._spool is not None:
-            self._spool.close()
-        if self._pinned is not None:
-            self._pinned.release()
+        self._held = None
+        with ExitStack() as ending:  # each, whatever another raises
+            for thing in (self._parts, self._spool):
+                if thing is not None:
+                    ending.callback(thing.close)
+            if self._pinned is not None:
+                ending.callback(self._pinned.release)
+                self._pinned = None
 
     def keep_parts(self, sink: FileSink) -> Parts | None:
         """Told from now on what `sink` and the spool are given, if that is a file with a name."""

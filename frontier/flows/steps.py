@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from frontier.case import FLOAT32_BYTES
-from frontier.layers.costs import chunk_floats, keys_bytes, most_positions_per_call
+from frontier.layers.costs import chunk_floats, keys_bytes, most_keys_per_call
 from frontier.ledger import residuals_spooled
 from frontier.planner import Plan
 from frontier.spans import Span, cut
@@ -68,7 +68,7 @@ class Steps:
         self._chunks = list(cut(plan.case.seq_len, plan.chunk))
         # Of dense attention a plan holds the scores of two chunks.
         dense = plan.recipe.attention == "dense"
-        self._most_keys = plan.chunk if dense else most_positions_per_call(plan.case)
+        self._most_keys = plan.chunk if dense else most_keys_per_call(plan.case, plan.recipe)
         self.slot_shape = (min(plan.chunk, plan.case.seq_len), chunk_floats(plan.case, plan.recipe))
 
     def of(self, rows: Iterable[int], begun: Step | None = None) -> Iterator[Step]:

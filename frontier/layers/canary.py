@@ -17,7 +17,7 @@ from frontier.case import Case
 from frontier.layers.attention import ATTENTION
 from frontier.layers.block import matmul_precision
 from frontier.layers.cards import on_device
-from frontier.layers.costs import chunk_refusal, most_positions_per_call
+from frontier.layers.costs import chunk_refusal, most_keys_per_call
 from frontier.layers.program import refusal
 from frontier.layers.weights import working_dtype
 from frontier.machine import CONTEXT_BYTES, Machine
@@ -52,7 +52,7 @@ def canary(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = Non
     """
     if recipe.attention == "dense":
         return None  # it is the arithmetic that others are checked by
-    S, N = positions_tried(case, machine, chunk), keys_tried(case, machine, chunk)
+    S, N = positions_tried(case, machine, chunk), keys_tried(case, recipe, machine, chunk)
     H, K = min(case.heads, CANARY_HEADS), case.head_width
     dtype = working_dtype(recipe)
     generator = torch.Generator(machine.device).manual_seed(7)
@@ -91,13 +91,13 @@ def positions_tried(case: Case, machine: Machine, chunk: int | None = None) -> i
     return length if machine.has_card else min(length, CPU_MOST_POSITIONS)
 
 
-def keys_tried(case: Case, machine: Machine, chunk: int | None = None) -> int:
+def keys_tried(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = None) -> int:
     """The keys of the longest call: of chunks whose keys wait on the card all that one call may hold. Fewer on a card
     on which they, and a float64 copy of them, would take more than half of what is free: there none wait."""
     S = positions_tried(case, machine, chunk)
     if chunk is None:
         return S
-    longest = min(case.seq_len, most_positions_per_call(case))
+    longest = min(case.seq_len, most_keys_per_call(case, recipe))
     if not machine.has_card:
         return max(S, min(longest, CPU_MOST_POSITIONS))
     elements = longest * 2 * min(case.heads, CANARY_HEADS) * case.head_width

@@ -172,6 +172,11 @@ def most_positions_per_call(case: Case) -> int:
     return max(1, min(MOST_POSITIONS, MOST_ELEMENTS // (3 * case.d_model)))
 
 
+def most_keys_per_call(case: Case, recipe: Recipe) -> int:
+    """Neighbouring keys on the card that one call may meet: their rows, keys beside values, end below 2^31 bytes."""
+    return max(1, min(most_positions_per_call(case), MOST_ELEMENTS // (2 * case.d_model * recipe.working_bytes)))
+
+
 def chunk_refusal(recipe: Recipe) -> str | None:
     """Why rows cannot be cut into chunks under a recipe, or None."""
     if recipe.fusion != "by-part":

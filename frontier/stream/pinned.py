@@ -31,11 +31,13 @@ class PinnedBuffer:
 
     def __init__(self, *shape: int) -> None:
         self.num_bytes = max(1, math.prod(shape)) * FLOAT32_BYTES
-        self._pages = mmap.mmap(-1, self.num_bytes)
-        # Huge pages make faulting and registering several times faster; a kernel without them says no.
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):
-                self._pages.madvise(mmap.MADV_HUGEPAGE)
+        # Private: shared memory gets no huge pages where the system keeps them from its shmem.
+        self._pages = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Huge pages make faulting and registering several times faster; a kernel without them says no. A child must not
+        # make these pages copied on write: the card knows only the first ones.
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            with contextlib.suppress(OSError, AttributeError):
+                self._pages.madvise(getattr(mmap, advice))
         self._array = np.frombuffer(self._pages, dtype=np.float32, count=math.prod(shape))
         self.tensor: Tensor = torch.from_numpy(self._array).view(shape)
         self.tensor.zero_()  # touch every page with all cores; registering untouched pages faults them one by one

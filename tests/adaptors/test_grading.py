@@ -110,6 +110,20 @@ def test_a_file_that_is_missing_is_refused_before_anything_runs(grade: Any, opti
     assert result.exit_code == 2 and f"no file `nowhere.py`\nhint: give {option}" in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--script", "--drop-in"])
+def test_a_file_that_is_no_python_is_bad_input_and_no_failed_grade(grade: Any, tmp_path: Path, option: str) -> None:
+    text = tmp_path / "README.md"
+    text.write_text("# no script")
+    result, records = grade(option, str(text))
+    assert result.exit_code == 2 and "README.md` is no Python file" in result.stderr and records == []
+
+
+@pytest.mark.parametrize("seconds", ["-5", "0", "nan"])
+def test_a_case_is_given_some_time(grade: Any, seconds: str) -> None:
+    result, records = grade("--timeout", seconds)
+    assert result.exit_code == 2 and "give --timeout some seconds" in result.stderr and records == []
+
+
 def test_cases_are_named_by_ranges_lists_and_files(tiny: Path) -> None:
     assert [case.name for case in cases_of(f"2-4,13,{tiny}")] == ["2", "3", "4", "13", "tiny"]
     assert len(cases_of("1-13")) == 13

@@ -113,6 +113,18 @@ def test_two_graphed_stacks_on_two_streams_of_two_threads_disturb_nothing():
     assert len(outs) == 3 and all(torch.equal(out, want) for each in outs.values() for out in each)
 
 
+def test_a_graph_outlives_the_workspaces_of_others():
+    """Inductor drops all of cuBLAS's workspaces before it records: what a graph uses must lie in its own pool."""
+    case = Case.load("8").override(batch_size=8)
+    x, program = rows_of(case), program_of(case, "fp16/packed/cudnn/triton-join/graph")
+    want = run(program, x)
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    filled = [torch.full((32 << 20,), 255, dtype=torch.uint8, device=DEVICE) for _ in range(8)]
+    assert torch.equal(run(program, x), want) and all(bool((f == 255).all()) for f in filled)
+
+
 def test_a_graph_inside_a_callers_capture():
     case = Case.load("3")
     x, program = rows_of(case), program_of(case, "fp16/packed/short/graph")

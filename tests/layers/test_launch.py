@@ -150,6 +150,19 @@ def test_a_graph_is_warmed_up_once_and_replayed_on_each_calls_rows(stand_in: dic
     assert stand_in["runs"] == 1 and Graph.alive == 1
 
 
+def test_a_capture_leaves_no_workspace_that_another_may_free(
+    stand_in: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuBLAS's of the capturing stream must be made inside of the capture, in the graph's own pool, and stay there."""
+    told: list[str] = []
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: told.append("dropped"), raising=False)
+    run = recorded(stand_in)
+    graphs = Graphs(lambda x_BSD: (told.append("captured" if stand_in["capturing"] else "ran"), run(x_BSD))[1])
+    for _ in range(2):
+        graphs(torch.ones(1, 3, 4), torch.empty(1, 3, 4))
+    assert told == ["ran", "dropped", "captured", "dropped"]
+
+
 def test_graphs_of_many_shapes_are_bounded_and_share_one_pool(
     stand_in: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ BAD_LINES = {
     "a missing key": line_with().replace('"kind"', '"kinds"'),
     "a number of times": line_with(pass_s=3),
     "a later schema": line_with(schema=2),
+    "a tuned one without its outcome": line_with(kind="tune", notes={"stage": "screen"}),
 }
 
 

@@ -19,6 +19,7 @@ TINY = 'name = "tiny"\nbatch_size = 1\nseq_len = 16\nd_model = 16\nheads = 2\nff
 def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr("frontier.runner.source_sha256", lambda: "this very source")
     (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "found").mkdir()
     fixed = ["tune", "--case", "tiny.toml", "--device", "cpu", "--recipes", "fp32,packed/flash", "--recipes", "cudnn"]
     fixed += ["--rounds", "2", "--trials", "2", "--seeds", "1", "--output", "found/mine.jsonl", "--commit", "abc"]
     return lambda *more: CliRunner().invoke(cli, [*fixed, *more])
@@ -57,6 +58,13 @@ def test_a_case_whose_baseline_does_not_fit_is_refused_with_the_sum(tune) -> Non
 def test_a_recipe_that_cannot_be_read_is_refused_before_anything_is_timed(tune) -> None:  # type: ignore[no-untyped-def]
     done = tune("--recipes", "fp23")
     assert done.exit_code == 3 and "unknown word `fp23`" in done.stderr
+
+
+def test_records_that_can_lie_nowhere_are_refused_and_nothing_is_made(tune, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for place, reason in ((tmp_path, "is a folder"), (tmp_path / "none" / "mine.jsonl", "no folder")):
+        done = tune("--output", str(place))
+        assert done.exit_code == 2 and reason in done.output
+    assert not list(tmp_path.rglob("*.partial")) and not (tmp_path / "none").exists()
 
 
 def test_no_run_starts_while_somebody_times(tune) -> None:  # type: ignore[no-untyped-def]

@@ -87,13 +87,13 @@ class ChunkedRows:
 
     def close(self) -> None:
         self._held = None
-        with ExitStack() as ending:  # each, whatever another raises
-            for thing in (self._parts, self._spool):
-                if thing is not None:
-                    ending.callback(thing.close)
+        with ExitStack() as ending:  # each, whatever another raises; the last one first: the parts read the spool
             if self._pinned is not None:
                 ending.callback(self._pinned.release)
                 self._pinned = None
+            for thing in (self._spool, self._parts):
+                if thing is not None:
+                    ending.callback(thing.close)
 
     def keep_parts(self, sink: FileSink) -> Parts | None:
         """Told from now on what `sink` and the spool are given, if that is a file with a name."""

@@ -175,7 +175,7 @@ def _called(
     here = tuned.tuned(records, name)
     others = dict.fromkeys(r.machine for r in records if r.kind == "tune" and r.machine != name) if has_card else {}
     own = tuned.of_call(here, case)
-    denied = {r.recipe: tuned.why_denied(r) for r in tuned.standing(own) if tuned.why_denied(r)}
+    denied = {r.recipe: why for r in tuned.standing(own) if (why := tuned.why_denied(r))}
     groups = [(_THIS_CASE, own, "fastest tuned on this card for this shape")]
     shapes = sorted({tuned.shape_of(r) for r in tuned.of_kin(here, case)}, key=lambda s: tuned.distance(s, case))
     for shape in shapes:

@@ -152,12 +152,11 @@ def cases_of(text: str) -> list[Case]:
 
 def rule_of(options: Sequence[str], said: str = "") -> tuple[float, float]:
     """atol and rtol that the script said it judged by, else what these options name; NaN for what is no number."""
-    if told := _RULE.search(said):
-        atol, percent = (math.nan if (number := _finite(text)) is None else number for text in told.groups())
-        return atol, percent / 100
+    told = _RULE.search(said)
     given = (_given(options, "--atol", str(OFFICIAL_ATOL)), _given(options, "--rtol", str(OFFICIAL_RTOL)))
-    atol, rtol = (math.nan if (number := _finite(text)) is None else number for text in given)
-    return atol, rtol
+    texts = told.groups() if told else given
+    atol, rtol = (math.nan if (number := _finite(text)) is None else number for text in texts)
+    return atol, rtol / 100 if told else rtol  # the script says it in percent
 
 
 def say_rule(rule: tuple[float, float]) -> str:

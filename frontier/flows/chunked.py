@@ -31,7 +31,7 @@ from frontier.planner import Plan
 from frontier.spans import Span
 from frontier.stream.lanes import Lanes
 from frontier.stream.pinned import PinnedBuffer
-from frontier.stream.pipeline import stream
+from frontier.stream.pipeline import lend_slot, stream
 from frontier.stream.ring import Slot
 
 _SPOOL_THREADS = 8
@@ -114,7 +114,7 @@ class ChunkedRows:
 
         Order    a place is written over only by work that is queued behind all that reads it.
         """
-        lent = slot.lent(step.up, step.down)
+        lent = lend_slot(step, slot)
         if self._held is None:
             return lent
         if step.reads_at is not None:

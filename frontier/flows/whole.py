@@ -23,6 +23,7 @@ from frontier.layers.weights import State, pack
 from frontier.planner import Plan
 from frontier.spans import Span, cut, without
 from frontier.stream.lanes import Lanes
+from frontier.stream.pipeline import lend_slot
 from frontier.stream.ring import Slot
 
 
@@ -57,8 +58,7 @@ class WholeRows:
     def rows_of(self, load: Span) -> Span:
         return load
 
-    def lend(self, rows: Span, slot: Slot) -> Slot:
-        return slot.lent(rows.up, rows.down)
+    lend = staticmethod(lend_slot)
 
     def read(self, load: Span, pinned_in_BSD: Tensor, source: Source, watcher: Watcher | None) -> None:
         source.read(load, pinned_in_BSD)

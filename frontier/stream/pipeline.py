@@ -27,6 +27,11 @@ Lend = Callable[[Any, Slot], Slot]
 """`lend(load, slot)`: the buffers that a load is carried in: the slot's, or others where it lies already."""
 
 
+def lend_slot(load: Span, slot: Slot) -> Slot:
+    """A slot's own buffers, shortened to what the load takes."""
+    return slot.lent(load.up, load.down)
+
+
 class _Trip(NamedTuple):
     """One load on its way, and the slot that it will have been read into."""
 
@@ -46,7 +51,7 @@ def stream(
     read: Read,
     work: Work,
     write: Write,
-    lend: Lend = lambda load, slot: slot.lent(load.up, load.down),
+    lend: Lend = lend_slot,
     watch: Callable[[Event], None] = lambda event: None,
     poison: bool = False,
 ) -> None:

@@ -27,6 +27,7 @@ from frontier.judge.gate import compare_rows
 from frontier.judge.reference import reference, slice_rows, yardstick
 from frontier.layers.block import matmul_precision
 from frontier.layers.costs import weight_bytes, workspace_bytes
+from frontier.layers.launch import drop_workspaces
 from frontier.layers.program import Program, make_program, refusal
 from frontier.layers.weights import seeded_state
 from frontier.machine import Machine
@@ -196,7 +197,8 @@ class Bench:
             return False
 
     def _measure(self, recipe: Recipe) -> Measured:
-        held_bytes = self._allocated_bytes()
+        drop_workspaces()  # a capture drops those of others, which may not count as room that this recipe gave back
+        held_bytes = torch.cuda.memory_allocated(self.device) if self.machine.has_card else 0
         began_s = time.perf_counter()
         call = self._call(self._make(recipe))
         with torch.inference_mode():  # as the benchmark script calls
@@ -238,9 +240,6 @@ class Bench:
     def _wait(self) -> None:
         if self.machine.has_card:
             torch.cuda.synchronize(self.device)
-
-    def _allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self.device) if self.machine.has_card else 0
 
 
 class _Caches:

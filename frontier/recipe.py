@@ -7,7 +7,7 @@ Knows nothing of why one recipe is better than another.
 
 import difflib
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from frontier.errors import Unsupported
 
@@ -16,7 +16,8 @@ Projection = Literal["separate", "packed"]
 Attention = Literal["dense", "cudnn", "flash", "efficient", "fa4", "short", "scores"]
 Join = Literal["torch-join", "triton-join"]
 Ffn = Literal["torch-ffn", "triton-ffn"]
-Held = Literal["held-none", "held-projections", "held-ffn", "held-all", "held-small", "held-ffn-small"]
+HeldAtOnce = Literal["held-none", "held-projections", "held-ffn", "held-first", "held-all"]
+Held = Literal[HeldAtOnce, "held-small", "held-ffn-small", "held-first-small"]
 Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
 Fusion = Literal["by-part", "tail", "stack"]
 
@@ -31,7 +32,8 @@ class Recipe:
     attention    the kernel: materialised scores, or a fused kernel by name
     join         residual add, LayerNorm and cast: PyTorch's, or one Triton kernel
     ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
-    held         GEMMs that stay in float32 where `precision` is lower: some, all; with `small`, rows that have a small
+    held         GEMMs that keep more digits where `precision` is lower: some, all, or for the first tokens of a row
+                 those that make what attention adds; with `small`, rows that have a small
                  token, whose rounding the last norm would magnify, are done again in float32
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;
@@ -70,9 +72,9 @@ class Recipe:
         return self.held.endswith("small")
 
     @property
-    def held_at_once(self) -> Held:
+    def held_at_once(self) -> HeldAtOnce:
         """The GEMMs that are held for all rows, whichever rows are done again."""
-        return "held-none" if self.held == "held-small" else "held-ffn" if self.held == "held-ffn-small" else self.held
+        return cast(HeldAtOnce, "held-none" if self.held == "held-small" else self.held.removesuffix("-small"))
 
     @property
     def working_bytes(self) -> int:

@@ -104,17 +104,18 @@ class Graphs:
             # cuBLAS's workspace of this stream lies in common memory, where whoever drops all workspaces (Inductor does
             # before it records) frees it under the graph. Dropped here, it is made anew in the graph's own pool.
             torch.cuda.synchronize()
-            _drop_workspaces()
+            drop_workspaces()
             graph = torch.cuda.CUDAGraph()
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             # thread_local: other threads may pin memory meanwhile, which is no fault of this capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
                 self._run(rows_BSD)
-            _drop_workspaces()  # no eager call may take up the one in the pool
+            drop_workspaces()  # no eager call may take up the one in the pool
             self._graphs[x_BSD.shape] = graph, rows_BSD
 
 
-def _drop_workspaces() -> None:
+def drop_workspaces() -> None:
+    """Free cuBLAS's workspaces of all streams; whoever multiplies next makes its own. Nothing may be queued."""
     drop = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # which a build without CUDA lacks
     if drop is not None:
         drop()

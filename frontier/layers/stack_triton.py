@@ -73,11 +73,12 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     FIRST_TILES: tl.constexpr,
     FIRST_TILES_UP: tl.constexpr,
     FAST: tl.constexpr,
+    FIRST: tl.constexpr,
 ):
     """`out = stack(x)` for `[B, S, D]` rows; grid `(B x TILES,)`, program b x TILES + t on tile t of row b.
 
     weights   of each layer q, k, v and out [D, D], [D, F], [F, D]; stored as [in, out]; under SPLIT what rounding
-              left of the last two once more
+              left of the last two once more, under FIRST what it left of v and out
     vectors   of each layer 3D (q's bias, then zeros), D, D, F; at the end gain and bias of the last norm; float32
     qkv       [L if TILES > 1 else 1, B, S, 3D], in the precision of attention's operands; 4D under SPLIT_V, which
               adds what rounding left of v
@@ -85,13 +86,14 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     P, GROUP  columns of q that are taken at once, and the heads that share them; what exceeds them is padding
     small     [B, FIRST_TILES]: whether a tile of the first launch held a token that varies by less than SMALL, so
               that the last norm magnifies the rounding, or one that overflowed
+    FIRST     a row's first tile multiplies both halves of what makes v and out: over few keys nothing averages out
     TURN      "only": small is not looked at; "first": it is written; "second": rows without one are left as they are
     ATTEND    "heads": all heads and keys at once, weights fetched a phase ahead (few tiles, M = 16);
               "single": head by head over all keys; "loop": head by head, N keys at a time, GROUP 1
     """
     gemm = weights_ptr.dtype.element_ty
     half = qkv_ptr.dtype.element_ty
-    LAYER_WEIGHTS: tl.constexpr = 4 * D * D + (4 if SPLIT else 2) * D * F
+    LAYER_WEIGHTS: tl.constexpr = (6 if FIRST else 4) * D * D + (4 if SPLIT else 2) * D * F
     LAYER_VECTORS: tl.constexpr = 5 * D + F
     R: tl.constexpr = (4 if SPLIT_V else 3) * D
     number = tl.program_id(0)
@@ -112,9 +114,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                 for layer in range(L):
                     tl.atomic_add(counters_T + layer, 1, mask=is_later_T, sem="relaxed", scope="gpu")
             return
-    stop = S
-    if CAUSAL:
-        stop = tl.minimum((tile + 1) * M, S)
+    stop = tl.minimum((tile + 1) * M, S) if CAUSAL else S
     at_N = tl.arange(0, N)
     seen_N = at_N < stop
     live_M = real_M
@@ -153,6 +153,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                 p_MD = tl.dot(h_MD, w_DD, input_precision=DOT)
                 if part == 0:
                     p_MD += tl.load(v_ptr + columns_D)[None, :]
+                if FIRST and part == 2 and tile == 0:
+                    p_MD = tl.dot(h_MD, matrix(in_w_ptr + 2 * D * F, D, D), p_MD)
                 p_MD, low_MD = split(p_MD, half)
                 tl.store(own_ptr + part * D, p_MD, mask=real_M[:, None])
                 if SPLIT_V and part == 2:
@@ -195,14 +197,9 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             for first in tl.range(0, D, GROUP * K, num_stages=STAGES):
                 own_P = columns_P < GROUP * K
                 head_ptr = row_ptr + first
-                q_MP = tl.load(
-                    head_ptr + place_M[:, None] * R + columns_P[None, :],
-                    mask=real_M[:, None] & own_P[None, :],
-                    other=0.0,
-                )
-                wo_PD = tl.load(
-                    out_w_ptr + (first + columns_P)[:, None] * D + columns_D[None, :], mask=own_P[:, None], other=0.0
-                )
+                q_MP = values(head_ptr, place_M, columns_P, real_M, own_P, R)
+                wo_PD_ptr = out_w_ptr + (first + columns_P)[:, None] * D + columns_D[None, :]
+                wo_PD = tl.load(wo_PD_ptr, mask=own_P[:, None], other=0.0)
                 if ATTEND == "single":
                     k_PN = keys(head_ptr + D, at_N, columns_P, at_N < stop, own_P, R)
                     v_NP = values(head_ptr + 2 * D, at_N, columns_P, at_N < stop, own_P, R)
@@ -271,6 +268,9 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         top_M = new_M
                     context_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
                 x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
+                if FIRST and tile == 0:
+                    low_PD = tl.load(wo_PD_ptr + 2 * D * (D + F), mask=own_P[:, None], other=0.0)
+                    x_MD = tl.dot(context_MP.to(gemm), low_PD, x_MD)
         x_MD += tl.load(v_ptr + 3 * D + columns_D)[None, :]
         if ATTEND == "heads":
             # The next layer's weights travel while this feed-forward runs; the last layer fetches its own again.

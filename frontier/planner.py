@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from frontier import ledger
+from frontier import ledger, spans
 from frontier.case import Case
 from frontier.errors import DoesNotFit, FrontierError, Unsupported
 from frontier.layers.costs import (
@@ -207,8 +207,8 @@ def _chunked(
     if chunk is not None and min(chunk, case.seq_len) > most:
         what = f"a chunk of {chunk:,} positions of case {case.name}"
         raise Unsupported(f"{what}: kernels take {most:,} at most", hint=f"take --chunk {most} or less")
-    usual, beside_keys = min(USUAL_CHUNK[machine.has_card], most, case.seq_len), min(least, LEAST_BESIDE_KEYS)
-    sizes = [chunk] if chunk else [size for size in _halvings(usual) if size >= min(SHORTEST_CHUNK, usual)]
+    usual, beside_keys = min(USUAL_CHUNK[machine.has_card], most), min(least, LEAST_BESIDE_KEYS)
+    sizes = [chunk] if chunk else spans.even_lengths(case.seq_len, min(usual, case.seq_len), SHORTEST_CHUNK)
     ways = [(s, spool, depth) for s in sizes for spool in spools for depth in _depths(ring_depth)]
     short = {way: way[0] < (beside_keys if way[1] == "card" else least) for way in ways}
     far = {way: spools.index(way[1]) + 1.5 * (way[1] == "pinned" and way[0] >= COPY_HIDES_FROM) for way in ways}

@@ -50,6 +50,20 @@ def cut(total: int, size: int) -> Iterator[Span]:
         yield Span(start, min(start + size, total))
 
 
+def even_lengths(total: int, longest: int, shortest: int) -> list[int]:
+    """Lengths that cut `total` evenly, falling from `longest` to `shortest`; multiples of it where no crumb is left.
+
+    A last crumb of a row would wait for every key before it, and do little with each.
+    """
+    lengths: list[int] = []
+    count = -(-total // longest)
+    while (even := -(-total // count)) >= shortest or not lengths:
+        rounded = min(longest, -(-even // shortest) * shortest)
+        lengths.append(rounded if 2 * count * (rounded - even) < even else even)
+        count = max(count + 1, count * 5 // 4)
+    return lengths
+
+
 def joined(numbers: Iterable[int]) -> list[Span]:
     """Whole numbers as the fewest spans, in order."""
     spans: list[Span] = []

@@ -63,7 +63,7 @@ def test_work_on_another_stream_that_is_waited_for_passes(machine: Machine) -> N
 def test_work_on_another_stream_that_is_not_waited_for_is_caught(machine: Machine) -> None:
     report = gate(Case.load("3"), machine, on_another_stream(joined=False, spin=True), **QUICK)
     assert all(trial.exact.nonfinite == trial.exact.elements for trial in report.trials), "the poison is what was read"
-    assert not gate(Case.load("3"), machine, on_another_stream(joined=False, spin=False), **QUICK).passes
+    assert not report.passes
 
 
 def test_work_on_the_default_stream_is_caught(machine: Machine) -> None:

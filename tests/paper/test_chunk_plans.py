@@ -124,8 +124,8 @@ def test_the_time_to_expect_counts_what_keys_take_on_the_link() -> None:
 
 
 def test_the_best_way_that_fits_is_taken() -> None:
-    ways = [(2.6, 16_384, "card", 3), (2.2, 8_192, "card", 3), (1.82, 16_384, "pinned", 3)]
-    ways += [(1.7, 16_384, "pinned", 2), (1.3, 4_096, "pinned", 3)]
+    ways = [(2.6, 16_768, "card", 3), (2.2, 8_448, "card", 3), (2.0, 20_096, "pinned", 3)]
+    ways += [(1.82, 16_768, "pinned", 3), (1.7, 16_768, "pinned", 2), (1.3, 5_632, "pinned", 3)]
     # Less room: short chunks, keys from pinned memory, a shallower ring, at last chunks whose keys come too late.
     for gib, *way in ways:
         made = plan(C14, card(gib), FAST)

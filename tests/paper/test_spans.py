@@ -22,7 +22,7 @@ def test_no_last_crumb_is_left(total: int, longest: int) -> None:
 def test_multiples_are_taken_where_they_weigh_little() -> None:
     assert even_lengths(100_000, 65_536, 128)[:4] == [50_048, 33_408, 25_088, 20_096]
     assert even_lengths(1 << 20, 65_536, 128)[0] == 65_536
-    assert even_lengths(1000, 1000, 128) == [1000, 512, 334, 256, 200, 167, 143]
+    assert even_lengths(1000, 1000, 128) == [1000, 512, 384, 256, 200, 167, 143]
 
 
 @pytest.mark.parametrize("total", [1, 7, 100, 128])

@@ -28,9 +28,11 @@ from frontier.layers.tile_arithmetic import (
     matrix,
     softened,
     split,
+    spread,
     standardised,
     three_dots,
     values,
+    visible,
 )
 
 
@@ -95,6 +97,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     half = qkv_ptr.dtype.element_ty
     LAYER_WEIGHTS: tl.constexpr = (6 if FIRST else 4) * D * D + (4 if SPLIT else 2) * D * F
     LAYER_VECTORS: tl.constexpr = 5 * D + F
+    LOW: tl.constexpr = 2 * D * (D + F)  # from what v and out are made with to what rounding left of it
     R: tl.constexpr = (4 if SPLIT_V else 3) * D
     number = tl.program_id(0)
     b = (number // TILES).to(tl.int64)
@@ -115,6 +118,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     tl.atomic_add(counters_T + layer, 1, mask=is_later_T, sem="relaxed", scope="gpu")
             return
     stop = tl.minimum((tile + 1) * M, S) if CAUSAL else S
+    halves = tl.where(tile == 0, 2, 1)
     at_N = tl.arange(0, N)
     seen_N = at_N < stop
     live_M = real_M
@@ -125,9 +129,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             seen_N = tl.load(valid_ptr + b * S + at_N, mask=seen_N, other=0) != 0
     x_MD = tl.load(x_ptr + (b * S + place_M)[:, None] * D + columns_D[None, :], mask=live_M[:, None], other=0.0)
     if TURN == "first":
-        spread_MD = x_MD - tl.sum(x_MD, axis=1)[:, None] * (1.0 / D)
-        is_small_M = live_M & (tl.sum(spread_MD * spread_MD, axis=1) < SMALL * SMALL * D)
-        found = tl.max(is_small_M.to(tl.int32), axis=0)
+        found = tl.max((live_M & (spread(x_MD, D) < SMALL * SMALL * D)).to(tl.int32), axis=0)
     row_ptr = qkv_ptr + b * (S * R)
     if ATTEND == "heads":
         wq_DD = matrix(weights_ptr, D, D)
@@ -148,17 +150,20 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             v_MD = tl.dot(h_MD, wv_DD, input_precision=DOT)
             tl.store(own_ptr + 2 * D, v_MD.to(half), mask=real_M[:, None])
         else:
-            for part in tl.range(0, 3, num_stages=STAGES):
+            for part in tl.range(0, 2 if FIRST else 3, num_stages=STAGES):
                 w_DD = matrix(w_ptr + part * D * D, D, D)
                 p_MD = tl.dot(h_MD, w_DD, input_precision=DOT)
                 if part == 0:
                     p_MD += tl.load(v_ptr + columns_D)[None, :]
-                if FIRST and part == 2 and tile == 0:
-                    p_MD = tl.dot(h_MD, matrix(in_w_ptr + 2 * D * F, D, D), p_MD)
                 p_MD, low_MD = split(p_MD, half)
                 tl.store(own_ptr + part * D, p_MD, mask=real_M[:, None])
                 if SPLIT_V and part == 2:
                     tl.store(own_ptr + 3 * D, low_MD, mask=real_M[:, None])
+            if FIRST:
+                p_MD = tl.zeros([M, D], tl.float32)
+                for low in tl.range(0, halves, num_stages=1):
+                    p_MD = tl.dot(h_MD, matrix(w_ptr + 2 * D * D + low * LOW, D, D), p_MD)
+                tl.store(own_ptr + 2 * D, p_MD.to(half), mask=real_M[:, None])
         tl.debug_barrier()
         if TILES > 1:
             tl.atomic_add(counters_T + layer, 1, mask=is_later_T, sem="release", scope="gpu")
@@ -182,9 +187,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             place_HNK = head_ptr + at_N[None, :, None] * R + columns_K[None, None, :]
             v_HNK = tl.load(place_HNK + 2 * D, mask=within_N[None, :, None], other=0.0)
             q_HMK = tl.permute(tl.reshape(q_MD.to(half), (M, H, K)), (1, 0, 2))
-            visible_MN = seen_N[None, :]
-            if CAUSAL:
-                visible_MN = visible_MN & (at_N[None, :] <= place_M[:, None])
+            visible_MN = visible(at_N, seen_N, place_M, CAUSAL)
             s_HMN = tl.where(visible_MN[None, :, :], tl.dot(q_HMK, k_HKN, input_precision=DOT), -float("inf"))
             top_HM = tl.max(s_HMN, axis=2)
             p_HMN = exp2(s_HMN - tl.where(top_HM == -float("inf"), 0.0, top_HM)[:, :, None], FAST)
@@ -212,9 +215,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         if GROUP > 1:
                             # The other heads' columns are 0: their product with the shared keys vanishes.
                             q_one_MP = tl.where(mine_P[None, :], q_MP, 0.0)
-                        visible_MN = seen_N[None, :]
-                        if CAUSAL:
-                            visible_MN = visible_MN & (at_N[None, :] <= place_M[:, None])
+                        visible_MN = visible(at_N, seen_N, place_M, CAUSAL)
                         s_MN = tl.where(visible_MN, tl.dot(q_one_MP, k_PN, input_precision=DOT), -float("inf"))
                         p_MN, _ = softened(s_MN, tl.max(s_MN, axis=1), FAST)
                         sum_M = tl.sum(p_MN, axis=1)
@@ -228,9 +229,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     sum_M = tl.zeros([M], tl.float32)
                     context_MP = tl.zeros([M, P], tl.float32)
                     # Keys before the tile are visible to all of it: no comparison and no case of nothing seen.
-                    full = 0
-                    if CAUSAL and not MASKED:
-                        full = (tile * M // N) * N
+                    full = (tile * M // N) * N if CAUSAL and not MASKED else 0
                     for n in tl.range(0, full, N, num_stages=STAGES):
                         near_N = n + tl.arange(0, N)
                         k_PN = keys(head_ptr + D, near_N, columns_P, near_N < stop, own_P, R)
@@ -253,9 +252,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         near_seen_N = within_N
                         if MASKED:
                             near_seen_N = tl.load(valid_ptr + b * S + near_N, mask=within_N, other=0) != 0
-                        visible_MN = near_seen_N[None, :]
-                        if CAUSAL:
-                            visible_MN = visible_MN & (near_N[None, :] <= place_M[:, None])
+                        visible_MN = visible(near_N, near_seen_N, place_M, CAUSAL)
                         s_MN = tl.where(visible_MN, tl.dot(q_MP, k_PN, input_precision=DOT), -float("inf"))
                         new_M = tl.maximum(top_M, tl.max(s_MN, axis=1))
                         p_MN, safe_M = softened(s_MN, new_M, FAST)
@@ -267,10 +264,12 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                             context_MP = tl.dot(p_MN.to(half), low_NP, context_MP)
                         top_M = new_M
                     context_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
-                x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
-                if FIRST and tile == 0:
-                    low_PD = tl.load(wo_PD_ptr + 2 * D * (D + F), mask=own_P[:, None], other=0.0)
-                    x_MD = tl.dot(context_MP.to(gemm), low_PD, x_MD)
+                if FIRST:
+                    for low in tl.range(0, halves, num_stages=1):
+                        wo_PD = tl.load(wo_PD_ptr + low * LOW, mask=own_P[:, None], other=0.0)
+                        x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD)
+                else:
+                    x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
         x_MD += tl.load(v_ptr + 3 * D + columns_D)[None, :]
         if ATTEND == "heads":
             # The next layer's weights travel while this feed-forward runs; the last layer fetches its own again.

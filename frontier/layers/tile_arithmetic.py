@@ -28,6 +28,13 @@ def inverse(x, FAST: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def spread(x_MD, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    # The sum of squares about the mean: D variances.
+    centred_MD = x_MD - tl.sum(x_MD, axis=1)[:, None] * (1.0 / D)
+    return tl.sum(centred_MD * centred_MD, axis=1)
+
+
+@triton.jit
 def standardised(x_MD, D: tl.constexpr, EPS: tl.constexpr):  # type: ignore[no-untyped-def]
     # LayerNorm without gain and bias, which are folded into the weights that follow.
     mean_M = tl.sum(x_MD, axis=1) * (1.0 / D)
@@ -62,6 +69,14 @@ def keys(pointer, at_N, columns_P, seen_N, own_P, stride: tl.constexpr):  # type
 def values(pointer, at_N, columns_P, seen_N, own_P, stride: tl.constexpr):  # type: ignore[no-untyped-def]
     places_NP = at_N[:, None] * stride + columns_P[None, :]
     return tl.load(pointer + places_NP, mask=seen_N[:, None] & own_P[None, :], other=0.0)
+
+
+@triton.jit
+def visible(at_N, seen_N, place_M, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    if CAUSAL:
+        return seen_N[None, :] & (at_N[None, :] <= place_M[:, None])
+    else:
+        return seen_N[None, :]
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from frontier.case import Case
 from frontier.layers import stack_cut
 from frontier.layers.cards import capability_of, on_device, stream_of
 from frontier.layers.costs import stack_rows_per_launch
+from frontier.layers.quick_launch import launcher_of
 from frontier.layers.stack_cut import Turn, constants_of, in_three, splits, splits_first, splits_values, turns_of
 from frontier.layers.weights import State, working_dtype
 from frontier.recipe import Recipe
@@ -110,10 +111,10 @@ class _Launch:
             numbers = self.numbers
             compiled = stack_kernel[self.grid](*rows, *own, self.calls, *numbers, **self.constants, **self.options)
             if compiled is not None and keep:  # the interpreter gives none
-                pointers, rest = [t.data_ptr() for t in own], (*numbers, *self.constants.values())
-                go = compiled[self.grid]
-                # Plain addresses: for tensors the launcher asks the driver where each lies, 10 us in all.
-                self._go = lambda told, call, on: go(*told, *pointers, call, *rest, stream=on)
+                # Plain addresses: for tensors a launcher asks the driver where each lies, 10 us in all.
+                pointers = [tensor.data_ptr() for tensor in own]
+                queue = launcher_of(compiled, self.grid, tuple(self.constants.values()))
+                self._go = lambda told, call, on: queue((*told, *pointers, call, *numbers), on)
         self.calls += 1
 
 
@@ -150,7 +151,7 @@ class StackProgram:
             for turn in turns_of(recipe)
         }
         self._nobody = torch.ones(1, dtype=torch.bool, device=device)
-        self._scratch: OrderedDict[tuple[int, int, bool, int], _Scratch] = OrderedDict()
+        self._scratch: OrderedDict[tuple[int, int, bool, bool, int], _Scratch] = OrderedDict()
         self._most_rows: dict[int, int] = {}  # of a launch, by length
         self._lock = threading.Lock()
 
@@ -176,7 +177,9 @@ class StackProgram:
         with self._lock, on_device(self.device):
             # A replay repeats the call's number: a captured launch has counters of its own, cleared before it.
             stream, captured = stream_of(self.device)
-            key = (B, S, masked, stream)
+            told = [tensor.data_ptr() for tensor in rows]
+            # A kernel compiled for addresses in sixteens reads sixteen bytes at once.
+            key = (B, S, masked, any(address % 16 for address in told), stream)
             scratch = None if captured else self._scratch.get(key)
             if scratch is None:
                 scratch = _Scratch(self, B, S, masked)
@@ -184,6 +187,5 @@ class StackProgram:
                     self._scratch[key] = scratch
                     if len(self._scratch) > SHAPES_KEPT:
                         self._scratch.popitem(last=False)
-            told = [tensor.data_ptr() for tensor in rows]
             for launch in scratch.launches:
                 launch.start(rows, told, scratch.small, stream, keep=not captured)

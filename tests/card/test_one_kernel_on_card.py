@@ -122,3 +122,41 @@ def test_two_streams_at_once_do_not_share_scratch():
                 program(x_BSD, out_BSD)
     torch.cuda.synchronize()
     assert all(torch.equal(out_BSD, wanted_BSD) for out_BSD in outputs)
+
+
+@pytest.mark.parametrize("words", ["fp16/stack/held-small", "fp16/stack/held-first-small"])
+@pytest.mark.parametrize("name", ["1", "6"])
+def test_later_calls_are_right_wherever_their_rows_and_masks_lie(name, words):
+    """A kernel compiled for addresses in sixteens may not serve others; nor may the quick launcher mix them up."""
+    case = small(name)
+    x_BSD, program = rows_of(case), program_of(case, words)
+    wanted_BSD, mask_BS = torch.empty_like(x_BSD), torch.ones(x_BSD.shape[:2], dtype=torch.bool, device="cuda")
+    program(x_BSD, wanted_BSD)
+    assert (
+        float(
+            (wanted_BSD - reference(x_BSD, {n: t.cuda() for n, t in seeded_state(case).items()}, case, None))
+            .abs()
+            .max()
+        )
+        < 2e-3
+    )
+    for offset in (0, 1, 0, 4):
+        given, out = (
+            torch.zeros(x_BSD.numel() + 4, device="cuda")[offset:][: x_BSD.numel()].view_as(x_BSD) for _ in range(2)
+        )
+        given.copy_(x_BSD)
+        program(given, out)
+        assert torch.equal(out, wanted_BSD), offset
+        mask = torch.ones(mask_BS.numel() + 4, dtype=torch.bool, device="cuda")[offset:][: mask_BS.numel()]
+        program(x_BSD, out, mask.view_as(mask_BS))
+        torch.testing.assert_close(out, wanted_BSD, atol=1e-3, rtol=0)
+
+
+def test_rows_of_one_position_are_right():
+    """Their length is a constant to Triton: the kernel does not take it."""
+    case = dataclasses.replace(small("5"), seq_len=1)
+    x_BSD, program = rows_of(case), program_of(case, "fp16/stack/held-small")
+    out_BSD, state = torch.empty_like(x_BSD), {name: tensor.cuda() for name, tensor in seeded_state(case).items()}
+    for _ in range(3):
+        program(x_BSD, out_BSD.fill_(torch.nan))
+        assert float((out_BSD - reference(x_BSD, state, case, None)).abs().max()) < 2e-3

@@ -16,8 +16,8 @@ Projection = Literal["separate", "packed"]
 Attention = Literal["dense", "cudnn", "flash", "efficient", "fa4", "short", "scores"]
 Join = Literal["torch-join", "triton-join"]
 Ffn = Literal["torch-ffn", "triton-ffn"]
-HeldAtOnce = Literal["held-none", "held-projections", "held-ffn", "held-first", "held-all"]
-Held = Literal[HeldAtOnce, "held-small", "held-ffn-small", "held-first-small"]
+HeldAtOnce = Literal["held-none", "held-projections", "held-ffn", "held-values", "held-all"]
+Held = Literal[HeldAtOnce, "held-small", "held-ffn-small", "held-values-small"]
 Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
 Fusion = Literal["by-part", "tail", "stack"]
 
@@ -32,8 +32,8 @@ class Recipe:
     attention    the kernel: materialised scores, or a fused kernel by name
     join         residual add, LayerNorm and cast: PyTorch's, or one Triton kernel
     ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
-    held         GEMMs that keep more digits where `precision` is lower: some, all, or for the first tokens of a row
-                 those that make what attention adds; with `small`, rows that have a small
+    held         GEMMs that keep more digits where `precision` is lower: some, all, or that of v alone,
+                 which spends most of what the first tokens of many rows spend; with `small`, rows that have a small
                  token, whose rounding the last norm would magnify, are done again in float32
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;

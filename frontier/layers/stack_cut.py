@@ -80,9 +80,9 @@ def splits(recipe: Recipe, turn: Turn) -> bool:
     return recipe.held_at_once == "held-ffn" and turn != "second"
 
 
-def splits_first(recipe: Recipe, turn: Turn) -> bool:
-    """Whether the first tile of a row multiplies both halves of the weights that make what attention adds."""
-    return recipe.held_at_once == "held-first" and turn != "second"
+def splits_value_weights(recipe: Recipe, turn: Turn) -> bool:
+    """Whether this launch makes v of both halves of both factors."""
+    return recipe.held_at_once == "held-values" and turn != "second"
 
 
 def splits_values(recipe: Recipe, turn: Turn) -> bool:
@@ -116,7 +116,14 @@ def cut_of(
         return Cut("loop", min(64, keys), min(64, keys), columns, 4, 1)
     half = recipe.is_half and not gemms_in_three
     sixteens = batch_size * -(-seq_len // 16)
-    if half and not splits_first(recipe, turn) and keys <= 128 and sixteens <= 132 and D == F == 128 and K >= 16:
+    if (
+        half
+        and not splits_value_weights(recipe, turn)
+        and keys <= 128
+        and sixteens <= 132
+        and D == F == 128
+        and K >= 16
+    ):
         # Few rows: tiles of 16 positions use every multiprocessor. Case 2: 0.042 ms, tiles of 64 take 0.098.
         return Cut("heads", 16, keys, columns, 8, 1)
     rows = min(64, keys)
@@ -168,5 +175,5 @@ def constants_of(
         "FIRST_TILES": first_tiles,
         "FIRST_TILES_UP": 1 << (first_tiles - 1).bit_length(),
         "FAST": on_card,
-        "FIRST": splits_first(recipe, turn),
+        "SPLIT_WV": splits_value_weights(recipe, turn),
     }

@@ -75,12 +75,12 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     FIRST_TILES: tl.constexpr,
     FIRST_TILES_UP: tl.constexpr,
     FAST: tl.constexpr,
-    FIRST: tl.constexpr,
+    SPLIT_WV: tl.constexpr,
 ):
     """`out = stack(x)` for `[B, S, D]` rows; grid `(B x TILES,)`, program b x TILES + t on tile t of row b.
 
     weights   of each layer q, k, v and out [D, D], [D, F], [F, D]; stored as [in, out]; under SPLIT what rounding
-              left of the last two once more, under FIRST what it left of v and out
+              left of the last two once more, under SPLIT_WV what it left of v's
     vectors   of each layer 3D (q's bias, then zeros), D, D, F; at the end gain and bias of the last norm; float32
     qkv       [L if TILES > 1 else 1, B, S, 3D], in the precision of attention's operands; 4D under SPLIT_V, which
               adds what rounding left of v
@@ -88,16 +88,16 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     P, GROUP  columns of q that are taken at once, and the heads that share them; what exceeds them is padding
     small     [B, FIRST_TILES]: whether a tile of the first launch held a token that varies by less than SMALL, so
               that the last norm magnifies the rounding, or one that overflowed
-    FIRST     a row's first tile multiplies both halves of what makes v and out: over few keys nothing averages out
+    SPLIT_WV  v is made of both halves of both factors: over the few keys of first tokens nothing averages out
     TURN      "only": small is not looked at; "first": it is written; "second": rows without one are left as they are
     ATTEND    "heads": all heads and keys at once, weights fetched a phase ahead (few tiles, M = 16);
               "single": head by head over all keys; "loop": head by head, N keys at a time, GROUP 1
     """
     gemm = weights_ptr.dtype.element_ty
     half = qkv_ptr.dtype.element_ty
-    LAYER_WEIGHTS: tl.constexpr = (6 if FIRST else 4) * D * D + (4 if SPLIT else 2) * D * F
+    LAYER_WEIGHTS: tl.constexpr = (5 if SPLIT_WV else 4) * D * D + (4 if SPLIT else 2) * D * F
     LAYER_VECTORS: tl.constexpr = 5 * D + F
-    LOW: tl.constexpr = 2 * D * (D + F)  # from what v and out are made with to what rounding left of it
+    LOW: tl.constexpr = 2 * D * (D + F)  # from v's weights to what rounding left of them
     R: tl.constexpr = (4 if SPLIT_V else 3) * D
     number = tl.program_id(0)
     b = (number // TILES).to(tl.int64)
@@ -118,7 +118,6 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     tl.atomic_add(counters_T + layer, 1, mask=is_later_T, sem="relaxed", scope="gpu")
             return
     stop = tl.minimum((tile + 1) * M, S) if CAUSAL else S
-    halves = tl.where(tile == 0, 2, 1)
     at_N = tl.arange(0, N)
     seen_N = at_N < stop
     live_M = real_M
@@ -150,7 +149,13 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             v_MD = tl.dot(h_MD, wv_DD, input_precision=DOT)
             tl.store(own_ptr + 2 * D, v_MD.to(half), mask=real_M[:, None])
         else:
-            for part in tl.range(0, 2 if FIRST else 3, num_stages=STAGES):
+            if SPLIT_WV:
+                h_low_MD = (standardised(x_MD, D, EPS) - h_MD.to(tl.float32)).to(gemm)
+                v_MD = tl.dot(h_low_MD, matrix(w_ptr + 2 * D * D, D, D))
+                for low in tl.range(0, 2, num_stages=1):
+                    v_MD = tl.dot(h_MD, matrix(w_ptr + 2 * D * D + low * LOW, D, D), v_MD)
+                tl.store(own_ptr + 2 * D, v_MD.to(half), mask=real_M[:, None])
+            for part in tl.range(0, 2 if SPLIT_WV else 3, num_stages=STAGES):
                 w_DD = matrix(w_ptr + part * D * D, D, D)
                 p_MD = tl.dot(h_MD, w_DD, input_precision=DOT)
                 if part == 0:
@@ -159,11 +164,6 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                 tl.store(own_ptr + part * D, p_MD, mask=real_M[:, None])
                 if SPLIT_V and part == 2:
                     tl.store(own_ptr + 3 * D, low_MD, mask=real_M[:, None])
-            if FIRST:
-                p_MD = tl.zeros([M, D], tl.float32)
-                for low in tl.range(0, halves, num_stages=1):
-                    p_MD = tl.dot(h_MD, matrix(w_ptr + 2 * D * D + low * LOW, D, D), p_MD)
-                tl.store(own_ptr + 2 * D, p_MD.to(half), mask=real_M[:, None])
         tl.debug_barrier()
         if TILES > 1:
             tl.atomic_add(counters_T + layer, 1, mask=is_later_T, sem="release", scope="gpu")
@@ -264,12 +264,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                             context_MP = tl.dot(p_MN.to(half), low_NP, context_MP)
                         top_M = new_M
                     context_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
-                if FIRST:
-                    for low in tl.range(0, halves, num_stages=1):
-                        wo_PD = tl.load(wo_PD_ptr + low * LOW, mask=own_P[:, None], other=0.0)
-                        x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD)
-                else:
-                    x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
+                x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
         x_MD += tl.load(v_ptr + 3 * D + columns_D)[None, :]
         if ATTEND == "heads":
             # The next layer's weights travel while this feed-forward runs; the last layer fetches its own again.

@@ -124,7 +124,7 @@ def test_two_streams_at_once_do_not_share_scratch():
     assert all(torch.equal(out_BSD, wanted_BSD) for out_BSD in outputs)
 
 
-@pytest.mark.parametrize("words", ["fp16/stack/held-small", "fp16/stack/held-first-small"])
+@pytest.mark.parametrize("words", ["fp16/stack/held-small", "fp16/stack/held-values-small"])
 @pytest.mark.parametrize("name", ["1", "6"])
 def test_later_calls_are_right_wherever_their_rows_and_masks_lie(name, words):
     """A kernel compiled for addresses in sixteens may not serve others; nor may the quick launcher mix them up."""

@@ -113,21 +113,20 @@ def test_where_the_gemms_are_held_attention_weighs_both_halves_of_v(
 
 
 @pytest.mark.parametrize(("cut", "sizes"), [(SINGLE, {}), (SINGLE, {"heads": 4}), (LOOP, {"seq_len": 40})])
-def test_first_tokens_are_nearer_where_both_halves_of_the_weights_of_what_attention_adds_are_multiplied(
+def test_first_tokens_are_nearer_where_v_is_made_of_both_halves(
     monkeypatch: pytest.MonkeyPatch, cut: Cut, sizes: dict[str, Any]
 ) -> None:
-    """The weights of v and out all lose 0.45 of their last digit to rounding, which so adds up instead of averaging."""
+    """The weights of v all lose 0.45 of their last digit to rounding, which so adds up instead of averaging."""
     case, errors = sized(layers=1, **sizes), {}
     state = seeded_state(case)
-    for part in ("v", "out"):
-        name = f"layers.0.attention.{part}_proj.weight"
-        state[name] = state[name].sign() * (1 + 0.45 * 2**-10) / 8
-    for words in ("fp16/stack", "fp16/stack/held-first"):
+    name = "layers.0.attention.v_proj.weight"
+    state[name] = state[name].sign() * (1 + 0.45 * 2**-10) / 8
+    state["layers.0.attention.out_proj.weight"] = state["layers.0.attention.out_proj.weight"].half().float()
+    state["layers.0.ffn_out.weight"].zero_()
+    for words in ("fp16/stack", "fp16/stack/held-values"):
         got_BSD, exact_BSD = run(monkeypatch, case, words, cut, state=state)
-        errors[words] = (got_BSD - exact_BSD).pow(2).mean(dim=(0, 2)).sqrt()
-    plain_S, first_S = errors.values()
-    assert float(first_S[0]) < 0.5 * float(plain_S[0]), (first_S, plain_S)
-    assert float(first_S[cut.M :].mean()) > 0.7 * float(plain_S[cut.M :].mean()), "only the first tile is held"
+        errors[words] = float((got_BSD - exact_BSD)[:, 0].pow(2).mean().sqrt())
+    assert errors["fp16/stack/held-values"] < 0.6 * errors["fp16/stack"], errors
 
 
 @pytest.mark.parametrize("cut", [HEADS, SINGLE, LOOP], ids=lambda cut: cut.attend)

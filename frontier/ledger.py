@@ -72,11 +72,12 @@ def chunked_rows(
     case: Case, machine: Machine, recipe: Recipe, keeping: Keeping, depth: int, chunk: int, spool: Spool
 ) -> tuple[Entry, ...]:
     """Of rows cut into chunks, whose keys and values wait in `spool`."""
-    positions = min(chunk, case.seq_len)
+    positions, ahead = min(chunk, case.seq_len), inputs_ahead(case, depth, keeping.masked)
     entries = [
         *_slots(depth, "chunk", positions * chunk_floats(case, recipe) * FLOAT32_BYTES),
         *(Entry(name, "card", held) for name, held in chunk_workspace_bytes(case, recipe, chunk).items()),
         Entry("keys and values of a row", spool, spool_size(case, recipe, spool)),
+        Entry(f"{ahead} x input read ahead", "pinned", ahead * positions * case.d_model * FLOAT32_BYTES),
         *_always(case, machine, recipe, keeping),
     ]
     if keeping.masked:
@@ -86,6 +87,13 @@ def chunked_rows(
         ahead_bytes = machine.cores * BLOCK_POSITIONS * case.d_model * FLOAT32_BYTES  # one for each thread
         entries.append(Entry("blocks drawn ahead", "host", min(ahead_bytes, case.row_bytes)))
     return tuple(entries)
+
+
+def inputs_ahead(case: Case, depth: int, masked: bool) -> int:
+    """Buffers for the inputs of chunks: those of as many steps as the ring is deep, and of the chunk behind them."""
+    # Between two inputs of a causal stack lie the other layers and the output; with a mask perhaps the output alone.
+    steps_apart = 1 if not case.causal else 2 if masked else case.layers + 1
+    return 1 + -(-depth // steps_apart)
 
 
 def residuals_spooled(case: Case, spool: Spool | None) -> int:

@@ -106,18 +106,18 @@ class UserOptimizedTransformer(PlainStack):
         if reason is not None:
             return self._run_plain(x_BSD, valid_BS, reason)
         index = x_BSD.get_device()
-        if index >= 0 and index != torch.cuda.current_device():
+        if index >= 0 and index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
                 return self._run(x_BSD, valid_BS)
         # A program's buffers belong to one stream: work of another would not wait for it.
         key = (x_BSD.shape, index, torch._C._cuda_getCurrentRawStream(index) if index >= 0 else None)
         with _launching:
             for _ in range(MOST_ATTEMPTS):
-                reason = None if key in self._served else self._why_not_served(x_BSD)
-                if reason is not None:
+                served = self._served.get(key)
+                if served is None and (reason := self._why_not_served(x_BSD)) is not None:
                     break
                 out_BSD = torch.empty_like(x_BSD)
-                served = self._queue(key, x_BSD, out_BSD, valid_BS)
+                served = self._queue(key, served, x_BSD, out_BSD, valid_BS)
                 # Only now that the card works is it asked whether the launch was of today's weights.
                 if self._watch is not None and self._watch.unchanged():
                     self._tell(served.name)
@@ -136,9 +136,10 @@ class UserOptimizedTransformer(PlainStack):
         self.__dict__["ran_last"] = name  # nn.Module's own assignment takes a microsecond
         self.runs[name] = self.runs.get(name, 0) + 1
 
-    def _queue(self, key: Key, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None) -> Served:
+    def _queue(
+        self, key: Key, served: Served | None, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None
+    ) -> Served:
         """Run the key's program, made if need be; when memory runs out, once, that of the next admissible recipe."""
-        served = self._served.get(key)
         try:
             served = served or self._serve(key, x_BSD)
             served.run(x_BSD, out_BSD, valid_BS)
@@ -207,7 +208,7 @@ def _why_plain(x_BSD: Tensor, valid_BS: Tensor | None) -> str | None:
     ):
         return "the mask is not bool [B, S] on the device of the rows"
     if x_BSD.is_cuda:
-        if torch.cuda.is_current_stream_capturing():
+        if torch._C._cuda_isCurrentStreamCapturing():
             return "a CUDA graph is being captured, which must read the parameters themselves"
     elif x_BSD.device.type != "cpu":
         return f"no recipe knows {x_BSD.device.type}"

@@ -22,6 +22,7 @@ SETTINGS = ("eps", "heads", "causal")  # numbers beside parameters that the arit
 _PARTS = {Block, Attention, nn.Linear, nn.LayerNorm, nn.ModuleList}
 _EVERYWHERE = (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks)
 _version = attrgetter("_version")
+_END = (object(),)
 _ticks = count(1)  # two threads never draw the same
 
 
@@ -89,7 +90,7 @@ class Watch:
         self._settings = [(vars(module), name) for module in modules for name in SETTINGS if name in vars(module)]
         self._values = [namespace[name] for namespace, name in self._settings]
         self._views = [table.values() for table in self._tables]  # live ones: they show what a table holds later
-        self._things = tuple(chain.from_iterable(self._views))
+        self._things = (*chain.from_iterable(self._views), *_END)
         self._parameters = [thing for thing in self._things if isinstance(thing, Tensor)]
         for parameter in self._parameters:
             if type(parameter) is nn.Parameter:
@@ -101,12 +102,12 @@ class Watch:
 
     def unchanged(self) -> bool:
         """Some 20 us for the 66 parameters of four layers; it runs while the card works."""
-        things = tuple(chain.from_iterable(self._views))
+        # One pass: what is behind the last thing, or missing before it, meets the end and is not it.
+        now = chain(chain.from_iterable(self._views), _END)
         return (
             (self._latest == WatchedParameter.latest or self._only_others_used())
-            and len(things) == len(self._things)
-            and all(map(is_, things, self._things))
-            and list(map(type, things)) == self._types
+            and all(map(is_, now, self._things))
+            and list(map(type, self._things)) == self._types
             and self._versions_now() == self._versions
             and [namespace.get(name) for namespace, name in self._settings] == self._values
             and list(map(len, self._namespaces)) == self._sizes

@@ -21,12 +21,13 @@ from frontier.data.sinks import FileSink, NullSink
 from frontier.data.spool import FileSpool, MemorySpool, Spool
 from frontier.data.watch import Watcher
 from frontier.errors import DoesNotFit
+from frontier.flows.ahead import InputsAhead
 from frontier.flows.parts import Parts
 from frontier.flows.steps import Step, Steps
 from frontier.flows.whole import Fault, first_nonfinite
 from frontier.layers.chunk import Chunk
 from frontier.layers.weights import Stack, working_dtype
-from frontier.ledger import spool_size
+from frontier.ledger import inputs_ahead, spool_size
 from frontier.planner import Plan
 from frontier.spans import Span
 from frontier.stream.lanes import Lanes
@@ -63,6 +64,7 @@ class ChunkedRows:
         self._pinned: PinnedBuffer | None = None
         self._held: Tensor | None = None  # what copies to and from the card take as it is
         self._parts: Parts | None = None
+        self._inputs: InputsAhead | None = None
 
     def open(self, folder: Path) -> None:
         """Take what the plan says: the chunk's buffers and the spool. A spool in a file lies in `folder`, or is it."""
@@ -84,6 +86,8 @@ class ChunkedRows:
             self._spool = MemorySpool(num_bytes, min(_SPOOL_THREADS, plan.machine.cores))
         else:
             self._spool = FileSpool(folder, num_bytes, min(_SPOOL_THREADS, plan.machine.cores))
+        count = inputs_ahead(case, plan.ring_depth, masked=self.valid_BS is not None)
+        self._inputs = InputsAhead(count, self.slot_shape[0] * case.d_model, plan.machine.has_card)
 
     def close(self) -> None:
         self._held = None
@@ -91,7 +95,7 @@ class ChunkedRows:
             if self._pinned is not None:
                 ending.callback(self._pinned.release)
                 self._pinned = None
-            for thing in (self._spool, self._parts):
+            for thing in (self._spool, self._parts, self._inputs):
                 if thing is not None:
                     ending.callback(thing.close)
 
@@ -104,24 +108,26 @@ class ChunkedRows:
     def loads(self, done_rows: Container[int] = ()) -> Iterator[Step]:
         """The steps of every row that is not done yet."""
         begun = None if self._parts is None else self._parts.begun
-        return self._steps.of((row for row in range(self._case.batch_size) if row not in done_rows), begun)
+        rows = [row for row in range(self._case.batch_size) if row not in done_rows]
+        if self._inputs is not None:
+            self._inputs.expect(step for step in self._steps.of(rows, begun) if step.brings_input)
+        return self._steps.of(rows, begun)
 
     def rows_of(self, step: Step) -> Span:
         return Span(step.row, step.row + 1)
 
     def lend(self, step: Step, slot: Slot) -> Slot:
-        """A slot's buffers for a step; in pinned memory keys, values and residuals are carried from where they lie.
+        """A slot's buffers for a step; an input, and in pinned memory all else, is carried from where it lies.
 
         Order    a place is written over only by work that is queued behind all that reads it.
         """
-        lent = lend_slot(step, slot)
-        if self._held is None:
-            return lent
-        if step.reads_at is not None:
-            held, floats = self._held[step.reads_at // FLOAT32_BYTES :], self._steps.floats_up(step)
-            device_in = slot.device_in_BSD.view(-1)[:floats].view(1, -1)
-            lent = replace(lent, pinned_in_BSD=held[:floats].view(1, -1), device_in_BSD=device_in)
-        if step.writes_at is not None:
+        lent, brought = lend_slot(step, slot), step.input_floats
+        if self._held is not None and step.reads_at is not None:
+            brought = self._held[step.reads_at // FLOAT32_BYTES :][: self._steps.floats_up(step)]
+        if brought is not None:
+            device_in = slot.device_in_BSD.view(-1)[: len(brought)].view(1, -1)
+            lent = replace(lent, pinned_in_BSD=brought.view(1, -1), device_in_BSD=device_in)
+        if self._held is not None and step.writes_at is not None:
             held, floats = self._held[step.writes_at // FLOAT32_BYTES :], step.down_bytes // FLOAT32_BYTES
             device_out = slot.device_out_BSD.view(-1)[:floats].view(1, -1)
             lent = replace(lent, pinned_out_BSD=held[:floats].view(1, -1), device_out_BSD=device_out)
@@ -134,10 +140,17 @@ class ChunkedRows:
                 places = (self._keys_in if is_keys else self._floats_of)(pinned_in, step.tokens)
                 self._spool.fetch(step.reads_at, places)
         elif step.up:
-            rows, x_BSD = self.rows_of(step), self._floats_of(pinned_in, len(step))[None]
-            source.read(rows, x_BSD, step.chunk)
-            if watcher is not None and step.does == "enter":  # the first layer's keys are made of the same
-                watcher.saw_input(rows, x_BSD, step.chunk)
+
+            def read_input(step: Step, into: Tensor) -> None:
+                rows, x_BSD = self.rows_of(step), self._floats_of(into, len(step))[None]
+                source.read(rows, x_BSD, step.chunk)
+                if watcher is not None and step.does == "enter":  # the first layer's keys are made of the same
+                    watcher.saw_input(rows, x_BSD, step.chunk)
+
+            if self._inputs is None:
+                read_input(step, pinned_in)
+            else:
+                step.input_floats = self._inputs.take(step, read_input)[: len(step) * self._case.d_model]
 
     def work(self, step: Step, device_in: Tensor, device_out: Tensor, device_note: Tensor) -> None:
         """One step on the current lane; lowest and highest number of a chunk's input, and behind each layer."""
@@ -183,6 +196,9 @@ class ChunkedRows:
         """Where a row stops being finite, if it does: its steps again, one at a time, each looked at behind it."""
         if isinstance(self._spool, FileSpool):
             self._spool.drop()  # what is claimed of it is written over
+        if self._inputs is not None:
+            self._inputs.close()  # looked into is one row, step by step
+            self._inputs = None
 
         def work(step: Step, device_in: Tensor, device_out: Tensor, device_note: Tensor) -> None:
             self.work(step, device_in, device_out, device_note)

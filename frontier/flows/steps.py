@@ -39,9 +39,15 @@ class Step(Span):
     down_bytes: int  # that it writes
     up: int = 0
     down: int = 0
+    input_floats: Tensor | None = None  # where its input lies once it is read, if in no slot
     after: int | None = None
     reads_at: int | None = None
     writes_at: int | None = None
+
+    @property
+    def brings_input(self) -> bool:
+        """Whether what it brings comes from the source."""
+        return self.up > 0 and self.reads_at is None
 
     @property
     def gives_output(self) -> bool:

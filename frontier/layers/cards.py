@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+_NOWHERE = nullcontext()  # may be entered again and again
+
 
 @functools.cache
 def capability_of(device: torch.device) -> tuple[int, int]:
@@ -20,8 +22,8 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Triton and third parties' kernels take the current device's stream, whatever device their tensors lie on."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():  # to enter and leave takes 2 us
-        return nullcontext()
+    if device.type != "cuda" or device.index == torch._C._cuda_getDevice():  # to enter and leave takes 2 us
+        return _NOWHERE
     return torch.cuda.device(device)
 
 
@@ -30,6 +32,6 @@ def stream_of(device: torch.device) -> tuple[int, bool]:
     (0, False) on a CPU."""
     if device.type != "cuda":
         return 0, False
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = torch._C._cuda_getDevice() if device.index is None else device.index
     # As Triton asks: a `torch.cuda.Stream` takes 2 us to make.
-    return torch._C._cuda_getCurrentRawStream(index), torch.cuda.is_current_stream_capturing()
+    return torch._C._cuda_getCurrentRawStream(index), torch._C._cuda_isCurrentStreamCapturing()

@@ -10,8 +10,6 @@ Letters  B rows, S positions, D width, F feed-forward width, H heads, K head wid
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from frontier.case import Case
 from frontier.layers import stack_cut
 from frontier.layers.cards import capability_of, on_device, stream_of
 from frontier.layers.costs import stack_rows_per_launch
-from frontier.layers.quick_launch import launcher_of
+from frontier.layers.quick_launch import Queue, launcher_of
 from frontier.layers.stack_cut import (
     Turn,
     constants_of,
@@ -100,9 +98,9 @@ class _Launch:
         self.qkv = torch.empty((case.layers if self.tiles > 1 else 1) * B * row_elements, dtype=dtype, device=device)
         self.numbers = (S, B * row_elements)
         self.calls = 0
-        self._go: Callable[[list[int], int, int], Any] | None = None
+        self._go: Queue | None = None
 
-    def start(self, rows: tuple[Tensor, ...], told: list[int], small: Tensor, stream: int, keep: bool) -> None:
+    def start(self, rows: tuple[Tensor, ...], told: tuple[int, ...], small: Tensor, stream: int, keep: bool) -> None:
         """Queue the kernel; from the second call on the compiled one itself. `told` is where rows lie.
 
         `keep`   the compiled kernel, for later calls
@@ -120,9 +118,8 @@ class _Launch:
             compiled = stack_kernel[self.grid](*rows, *own, self.calls, *numbers, **self.constants, **self.options)
             if compiled is not None and keep:  # the interpreter gives none
                 # Plain addresses: for tensors a launcher asks the driver where each lies, 10 us in all.
-                pointers = [tensor.data_ptr() for tensor in own]
-                queue = launcher_of(compiled, self.grid, tuple(self.constants.values()))
-                self._go = lambda told, call, on: queue((*told, *pointers, call, *numbers), on)
+                places, constants = [tensor.data_ptr() for tensor in own], tuple(self.constants.values())
+                self._go = launcher_of(compiled, self.grid, places, numbers, constants)
         self.calls += 1
 
 
@@ -165,7 +162,7 @@ class StackProgram:
 
     def __call__(self, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None = None) -> None:
         """Queue the stack on the current stream. Shapes: B and S may differ from the case's."""
-        if valid_BS is not None and valid_BS.device.type == "cpu":
+        if valid_BS is not None and valid_BS.is_cpu:
             valid_BS = None if bool(valid_BS.all()) else valid_BS.to(self.device)
         B, S, _ = x_BSD.shape
         most = self._most_rows.get(S)
@@ -185,9 +182,9 @@ class StackProgram:
         with self._lock, on_device(self.device):
             # A replay repeats the call's number: a captured launch has counters of its own, cleared before it.
             stream, captured = stream_of(self.device)
-            told = [tensor.data_ptr() for tensor in rows]
+            x_at, out_at, valid_at = told = (x_BSD.data_ptr(), out_BSD.data_ptr(), rows[2].data_ptr())
             # A kernel compiled for addresses in sixteens reads sixteen bytes at once.
-            key = (B, S, masked, any(address % 16 for address in told), stream)
+            key = (B, S, masked, (x_at | out_at | valid_at) % 16 > 0, stream)
             scratch = None if captured else self._scratch.get(key)
             if scratch is None:
                 scratch = _Scratch(self, B, S, masked)

@@ -8,7 +8,15 @@ import torch
 
 from frontier.layers.quick_launch import launcher_of
 
-SIGNATURE = {"x_ptr": "*fp32", "call": "i32", "S": "i32", "stride": "i64", "D": "constexpr", "FAST": "constexpr"}
+SIGNATURE = {
+    "x_ptr": "*fp32",
+    "w_ptr": "*fp16",
+    "call": "i32",
+    "S": "i32",
+    "stride": "i64",
+    "D": "constexpr",
+    "FAST": "constexpr",
+}
 PLAIN = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False, "num_warps": 4, "shared": 96}
 
 
@@ -34,17 +42,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize(
     ("signature", "metadata", "spelled", "arguments"),
     [
-        (SIGNATURE, {}, "Oiil", (4096, 3, 5, 640)),
-        (SIGNATURE, {"global_scratch_size": 0}, "OiilO", (4096, 3, 5, 640, None)),
-        (SIGNATURE, {"global_scratch_size": 0, "profile_scratch_size": 0}, "OiilOO", (4096, 3, 5, 640, None, None)),
-        (SIGNATURE | {"S": "constexpr"}, {}, "Oil", (4096, 3, 640)),
+        (SIGNATURE, {}, "OOiil", (4096, 8192, 3, 5, 640)),
+        (SIGNATURE, {"global_scratch_size": 0}, "OOiilO", (4096, 8192, 3, 5, 640, None)),
+        (
+            SIGNATURE,
+            {"global_scratch_size": 0, "profile_scratch_size": 0},
+            "OOiilOO",
+            (4096, 8192, 3, 5, 640, None, None),
+        ),
+        (SIGNATURE | {"S": "constexpr"}, {}, "OOil", (4096, 8192, 3, 640)),
     ],
 )
 def test_the_quick_launcher_is_told_what_the_kernel_takes(
     quick: list[Any], signature: dict[str, str], metadata: dict[str, Any], spelled: str, arguments: tuple[Any, ...]
 ) -> None:
     kernel = Kernel(signature, **metadata)
-    launcher_of(kernel, (6, 1, 1), (128, True))((4096, 3, 5, 640), 9)
+    launcher_of(kernel, (6, 1, 1), (8192,), (5, 640), (128, True))((4096,), 3, 9)
     assert quick == [(77, 6, 1, 1, 4, 96, spelled, arguments, 9)] and not kernel.told
 
 
@@ -63,12 +76,12 @@ def test_what_the_quick_launcher_cannot_do_goes_through_tritons(
     quick: list[Any], signature: dict[str, str], metadata: dict[str, Any]
 ) -> None:
     kernel = Kernel(signature, **metadata)
-    launcher_of(kernel, (6, 1, 1), (128, True))((4096, 3, 5, 640), 9)
-    assert kernel.told == [((6, 1, 1), (4096, 3, 5, 640, 128, True), 9)] and not quick
+    launcher_of(kernel, (6, 1, 1), (8192,), (5, 640), (128, True))((4096,), 3, 9)
+    assert kernel.told == [((6, 1, 1), (4096, 8192, 3, 5, 640, 128, True), 9)] and not quick
 
 
 def test_a_pytorch_without_it_goes_through_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_StaticCudaLauncher", raising=False)
     kernel = Kernel(SIGNATURE)
-    launcher_of(kernel, (6, 1, 1), (128, True))((4096, 3, 5, 640), 9)
+    launcher_of(kernel, (6, 1, 1), (8192,), (5, 640), (128, True))((4096,), 3, 9)
     assert len(kernel.told) == 1

@@ -151,9 +151,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
         else:
             if SPLIT_WV:
                 h_low_MD = (standardised(x_MD, D, EPS) - h_MD.to(tl.float32)).to(gemm)
-                v_MD = tl.dot(h_low_MD, matrix(w_ptr + 2 * D * D, D, D))
-                for low in tl.range(0, 2, num_stages=1):
-                    v_MD = tl.dot(h_MD, matrix(w_ptr + 2 * D * D + low * LOW, D, D), v_MD)
+                w_DD, low_DD = matrix(w_ptr + 2 * D * D, D, D), matrix(w_ptr + 2 * D * D + LOW, D, D)
+                v_MD = three_dots(h_MD, h_low_MD, w_DD, low_DD, tl.zeros([M, D], tl.float32))
                 tl.store(own_ptr + 2 * D, v_MD.to(half), mask=real_M[:, None])
             for part in tl.range(0, 2 if SPLIT_WV else 3, num_stages=STAGES):
                 w_DD = matrix(w_ptr + part * D * D, D, D)

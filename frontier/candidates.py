@@ -54,6 +54,7 @@ _ON_A_CARD = (
     "fp16/stack/held-all",
     "fp16/stack/held-small",
     "fp16/stack/held-ffn-small",
+    "fp16/stack/held-values-small",
 )
 _ON_A_CPU = ("fp32/packed/dense", "fp32/separate/flash", "fp32/packed/flash", "fp32/packed/flash/compile")
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from frontier.case import BLOCK_POSITIONS, FLOAT32_BYTES, Case
 from frontier.layers.costs import (
     ALLOCATOR_SLACK_BYTES,
+    ALLOCATOR_SLACK_SHARE,
     GEMM_WORKSPACE_BYTES,
     chunk_floats,
     chunk_workspace_bytes,
@@ -25,6 +26,8 @@ from frontier.units import GIB
 Place = Literal["card", "pinned", "host", "disk"]
 PLACES: tuple[Place, ...] = ("card", "pinned", "host", "disk")
 Spool = Literal["card", "pinned", "host", "disk"]
+CONTEXT = "CUDA context"
+INPUTS_AHEAD = 2  # inputs of chunks that are read while one is worked on
 SPOOL = "spool.bin"  # in the run directory, where it may outlive a run that is killed
 
 # Python, torch and CUDA's libraries in host memory, with a card and without: the peak RSS of case 14 less all that
@@ -65,7 +68,7 @@ def whole_rows(
     ]
     if keeping.masked:
         entries.append(Entry("a row without its invalid tokens", "card", case.row_bytes))
-    return tuple(entries)
+    return (*entries, *_slack(entries, machine))
 
 
 def chunked_rows(
@@ -86,14 +89,20 @@ def chunked_rows(
     if keeping.drawn_input:
         ahead_bytes = machine.cores * BLOCK_POSITIONS * case.d_model * FLOAT32_BYTES  # one for each thread
         entries.append(Entry("blocks drawn ahead", "host", min(ahead_bytes, case.row_bytes)))
-    return tuple(entries)
+    return (*entries, *_slack(entries, machine))
+
+
+def _slack(entries: list[Entry], machine: Machine) -> list[Entry]:
+    asked = sum(entry.num_bytes for entry in entries if entry.place == "card" and entry.name != CONTEXT)
+    most = max(ALLOCATOR_SLACK_BYTES, int(asked * ALLOCATOR_SLACK_SHARE))
+    return [Entry("allocator slack", "card", most)] if machine.has_card else []
 
 
 def inputs_ahead(case: Case, depth: int, masked: bool) -> int:
-    """Buffers for the inputs of chunks: those of as many steps as the ring is deep, and of the chunk behind them."""
+    """Buffers for the inputs of chunks: those of as many steps as the ring is deep, and of the chunks behind them."""
     # Between two inputs of a causal stack lie the other layers and the output; with a mask perhaps the output alone.
     steps_apart = 1 if not case.causal else 2 if masked else case.layers + 1
-    return 1 + -(-depth // steps_apart)
+    return INPUTS_AHEAD + -(-depth // steps_apart)
 
 
 def residuals_spooled(case: Case, spool: Spool | None) -> int:
@@ -120,8 +129,7 @@ def _always(case: Case, machine: Machine, recipe: Recipe, keeping: Keeping) -> l
     ]
     if card:
         entries.append(Entry("GEMM workspaces", "card", GEMM_WORKSPACE_BYTES))
-        entries.append(Entry("allocator slack", "card", ALLOCATOR_SLACK_BYTES))
-        entries.append(Entry("CUDA context", "card", CONTEXT_BYTES))
+        entries.append(Entry(CONTEXT, "card", CONTEXT_BYTES))
     if keeping.resident_input:
         entries.append(Entry("resident input", "host", case.input_bytes))
     if keeping.watch:

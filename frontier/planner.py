@@ -40,8 +40,8 @@ USUAL_SLICE_TOKENS = {True: 131_072, False: 4_096}
 # arrive than to be met: 8,192 of case 14 in fp16 0.61 ms at 55 GB/s, 0.55 ms at 500 TFLOP/s.
 USUAL_CHUNK, LEAST_CHUNK = {True: 65_536, False: 4_096}, {True: 16_384, False: 512}
 # Keys on the card need not arrive: in chunks of 4,096 case 14 kept an H200 busy for 5.4 s a pass, of 16,384 for 3.75 s.
-# From the second length on a copy within the host (25 GB/s) hides too, and to pin keys would only take time.
-LEAST_BESIDE_KEYS, COPY_HIDES_FROM = 8_192, 32_768
+# From the second length on a copy within the host hides too: a million positions took 11.4 s so, 12.0 s by short ones.
+LEAST_BESIDE_KEYS, COPY_HIDES_FROM, WHERE_IT_HIDES = 8_192, 32_768, {"pinned": 1.5, "host": -1.5}
 SHORTEST_CHUNK = 128  # of a plan's own: shorter ones spend all their time on launches
 
 
@@ -205,13 +205,13 @@ def _chunked(
     """Best first: chunks long enough, slots to overlap, the nearest spool, the deepest ring, the longest chunk."""
     most, least = most_positions_per_call(case), LEAST_CHUNK[machine.has_card]
     if chunk is not None and min(chunk, case.seq_len) > most:
-        what = f"a chunk of {chunk:,} positions of case {case.name}"
-        raise Unsupported(f"{what}: kernels take {most:,} at most", hint=f"take --chunk {most} or less")
+        what = f"a chunk of {chunk:,} positions of case {case.name}: kernels take {most:,} at most"
+        raise Unsupported(what, hint=f"take --chunk {most} or less")
     usual, beside_keys = min(USUAL_CHUNK[machine.has_card], most), min(least, LEAST_BESIDE_KEYS)
     sizes = [chunk] if chunk else spans.even_lengths(case.seq_len, min(usual, case.seq_len), SHORTEST_CHUNK)
     ways = [(s, spool, depth) for s in sizes for spool in spools for depth in _depths(ring_depth)]
     short = {way: way[0] < (beside_keys if way[1] == "card" else least) for way in ways}
-    far = {way: spools.index(way[1]) + 1.5 * (way[1] == "pinned" and way[0] >= COPY_HIDES_FROM) for way in ways}
+    far = {w: spools.index(w[1]) + (w[0] >= COPY_HIDES_FROM) * WHERE_IT_HIDES.get(w[1], 0) for w in ways}
     ways.sort(key=lambda way: (short[way], way[2] < 2, far[way], -way[2], -way[0]))
     for size, spool, depth in ways:
         yield Plan(

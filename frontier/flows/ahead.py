@@ -1,19 +1,23 @@
-"""The input of each chunk, read while the chunk before it is still worked on.
+"""The input of each chunk, read while the chunks before it are still worked on.
 
 Takes    the steps that bring input, in order; what reads one.
 Gives    the memory that a step's input lies in, whole.
 Knows nothing of sources, lanes or what a step does.
 
-A slot is lent when three steps are left to do, 5 ms of case 14 in chunks of 20,000; to read one takes 11.
+A slot is lent when three steps are left to do, 5 ms of case 14 in chunks of 20,000, and reading one takes 11; a row's
+first chunk is done in 6 ms, its last takes 44: two are read ahead.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from frontier.flows.steps import Step
+from frontier.ledger import INPUTS_AHEAD
 from frontier.stream.pinned import PinnedBuffer
 
 Read = Callable[[Step, Tensor], None]
@@ -23,13 +27,13 @@ class InputsAhead:
     """`count` buffers in turn, so many that the last upload out of one ended before it is read into again.
 
     Order    a slot is lent after the write of the step that lies its ring's depth back; that many steps hold at most
-             `count` - 1 inputs, and one more is being read.
+             `count` - `INPUTS_AHEAD` inputs, and that many more are being read.
     """
 
     def __init__(self, count: int, floats: int, pinned: bool) -> None:
         self._pinned: list[PinnedBuffer] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="frontier-ahead")
-        self._begun: Future[Tensor] | None = None
+        self._begun: deque[Future[Tensor]] = deque()
         self._coming: Iterator[Step] = iter(())
         self._turn = 0
         self._buffers: list[Tensor] = []
@@ -44,16 +48,15 @@ class InputsAhead:
 
     def expect(self, coming: Iterable[Step]) -> None:
         """The steps of a new pass, all that will be taken; what an earlier one left begun is waited for."""
-        if self._begun is not None and not self._begun.cancel():
-            wait([self._begun])
-        self._begun, self._coming = None, iter(coming)
+        wait([future for future in self._begun if not future.cancel()])
+        self._begun.clear()
+        self._coming = iter(coming)
 
-    def take(self, step: Step, read: Read) -> Tensor:
-        """Where the step's input lies; the next one is begun. Raises whatever `read` raised."""
-        future = self._begun or self._begin(read)
-        assert future is not None, f"{step} was not expected"
-        found = future.result()
-        self._begun = self._begin(read)
+    def take(self, read: Read) -> Tensor:
+        """Where the next step's input lies; those behind it are begun. Raises whatever `read` raised."""
+        self._begin(read, 1)
+        found = self._begun.popleft().result()
+        self._begin(read, INPUTS_AHEAD)
         return found
 
     def close(self) -> None:
@@ -63,15 +66,13 @@ class InputsAhead:
         for buffer in self._pinned:
             buffer.release()
 
-    def _begin(self, read: Read) -> Future[Tensor] | None:
-        step = next(self._coming, None)
-        if step is None:
-            return None
-        buffer = self._buffers[self._turn % len(self._buffers)]
-        self._turn += 1
+    def _begin(self, read: Read, most: int) -> None:
+        for step in islice(self._coming, max(0, most - len(self._begun))):
+            buffer = self._buffers[self._turn % len(self._buffers)]
+            self._turn += 1
+            self._begun.append(self._pool.submit(self._fill, read, step, buffer))
 
-        def fill() -> Tensor:
-            read(step, buffer)
-            return buffer
-
-        return self._pool.submit(fill)
+    @staticmethod
+    def _fill(read: Read, step: Step, buffer: Tensor) -> Tensor:
+        read(step, buffer)
+        return buffer

@@ -150,7 +150,7 @@ class ChunkedRows:
             if self._inputs is None:
                 read_input(step, pinned_in)
             else:
-                step.input_floats = self._inputs.take(step, read_input)[: len(step) * self._case.d_model]
+                step.input_floats = self._inputs.take(read_input)[: len(step) * self._case.d_model]
 
     def work(self, step: Step, device_in: Tensor, device_out: Tensor, device_note: Tensor) -> None:
         """One step on the current lane; lowest and highest number of a chunk's input, and behind each layer."""

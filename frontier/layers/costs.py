@@ -25,9 +25,9 @@ TILE_TOKENS = 16_384
 # cuBLAS keeps one workspace a stream, 32 MiB on Hopper, and cuBLASLt another; a third serves the default stream.
 GEMM_WORKSPACE_BYTES = 96 * MIB
 
-# What the allocator reserves beyond what is asked of it: 0.10 GiB in each measured run of case 14 on an H200
-# (blocks are multiples of 2 MiB and are split to fit), with as much again for other orders of events.
-ALLOCATOR_SLACK_BYTES = 128 * MIB
+# What the allocator reserves beyond what is asked of it (blocks are multiples of 2 MiB and are split to fit): on an
+# H200 0.10 to 0.17 GiB of case 14's 3.4, 0.24 of a million positions' 10.9.
+ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE = 128 * MIB, 1 / 20
 
 # Kernels address with 32-bit offsets: no tensor of one call may reach 2^31 elements (pitfalls of others:
 # flash-linear-attention#1080, pytorch#181555).
@@ -36,6 +36,8 @@ MOST_ELEMENTS = (1 << 31) - 1
 # Nor may one attention call hold more positions: FA3 and FA4 failed in one call at 4 and 8 million (pitfalls of
 # others: flash-attention#1841, #2662); 2^20 was right with both kernels of an H200.
 MOST_POSITIONS = 1 << 20
+# More keys at a time only cost: a million positions took 10.8 s by 65,536 of them, 11.3 s by 524,288 (cuDNN, H200).
+MOST_KEYS = 1 << 16
 
 # Attention kernels that tell no log-sum-exp, by which blocks of keys are merged.
 WITHOUT_LSE = ("short", "scores")
@@ -173,8 +175,9 @@ def most_positions_per_call(case: Case) -> int:
 
 
 def most_keys_per_call(case: Case, recipe: Recipe) -> int:
-    """Neighbouring keys on the card that one call may meet: their rows, keys beside values, end below 2^31 bytes."""
-    return max(1, min(most_positions_per_call(case), MOST_ELEMENTS // (2 * case.d_model * recipe.working_bytes)))
+    """Neighbouring keys on the card that one call meets: their rows, keys beside values, end below 2^31 bytes."""
+    bytes_end = MOST_ELEMENTS // (2 * case.d_model * recipe.working_bytes)
+    return max(1, min(MOST_KEYS, most_positions_per_call(case), bytes_end))
 
 
 def chunk_refusal(recipe: Recipe) -> str | None:

@@ -31,12 +31,12 @@ def test_each_input_is_read_once_in_order_and_the_next_is_begun() -> None:
         if one.start == 1:
             begun.set()
 
-    inputs, steps = InputsAhead(2, 4, pinned=False), [step(n) for n in range(5)]
+    inputs, steps = InputsAhead(3, 4, pinned=False), [step(n) for n in range(5)]
     inputs.expect(steps)
-    assert inputs.take(steps[0], fill).tolist() == [0.0] * 4
+    assert inputs.take(fill).tolist() == [0.0] * 4
     assert begun.wait(5), "the second is read before it is asked for"
     for n in range(1, 5):
-        assert inputs.take(steps[n], fill).tolist() == [float(n)] * 4
+        assert inputs.take(fill).tolist() == [float(n)] * 4
     inputs.close()
     assert read == [0, 1, 2, 3, 4]
 
@@ -46,11 +46,11 @@ def test_an_error_of_a_read_is_raised_where_its_input_is_taken() -> None:
         if one.start == 1:
             raise OSError("no such sector")
 
-    inputs, steps = InputsAhead(2, 4, pinned=False), [step(n) for n in range(3)]
+    inputs, steps = InputsAhead(3, 4, pinned=False), [step(n) for n in range(3)]
     inputs.expect(steps)
-    inputs.take(steps[0], fill)
+    inputs.take(fill)
     with pytest.raises(OSError, match="no such sector"):
-        inputs.take(steps[1], fill)
+        inputs.take(fill)
     inputs.close()
 
 
@@ -62,13 +62,13 @@ def test_a_new_pass_waits_for_what_an_earlier_one_left_begun() -> None:
             may_end.wait(5)
             ended.set()
 
-    inputs, steps = InputsAhead(2, 4, pinned=False), [step(n) for n in range(3)]
+    inputs, steps = InputsAhead(3, 4, pinned=False), [step(n) for n in range(3)]
     inputs.expect(steps)
-    inputs.take(steps[0], slow)
+    inputs.take(slow)
     threading.Timer(0.05, may_end.set).start()
     inputs.expect(steps)
     assert ended.is_set()
-    inputs.take(steps[0], slow)
+    inputs.take(slow)
     inputs.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("frontier-ahead")]
 
@@ -92,10 +92,10 @@ def test_pages_are_unlocked_where_the_system_refuses_to_lock_the_last(monkeypatc
 @pytest.mark.parametrize(
     ("sizes", "depth", "masked", "count"),
     [
-        ({"layers": 2}, 3, False, 2),
-        ({"layers": 1}, 3, False, 3),
-        ({"layers": 2}, 3, True, 3),
-        ({"causal": False}, 3, False, 4),
+        ({"layers": 2}, 3, False, 3),
+        ({"layers": 1}, 3, False, 4),
+        ({"layers": 2}, 3, True, 4),
+        ({"causal": False}, 3, False, 5),
     ],
 )
 def test_there_are_as_many_buffers_as_inputs_may_be_on_their_way(

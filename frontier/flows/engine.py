@@ -22,7 +22,6 @@ from frontier.errors import DoesNotFit
 from frontier.flows.chunked import ChunkedRows
 from frontier.flows.whole import Fault, WholeRows, copy_work, input_is_finite, output_is_finite
 from frontier.layers.block import matmul_precision
-from frontier.layers.launch import drop_workspaces
 from frontier.layers.weights import State, pack
 from frontier.machine import host_peak_bytes
 from frontier.planner import Plan
@@ -74,9 +73,6 @@ class Engine:
             if plan.machine.has_card:
                 # Events and memory counts that name no device mean the current one, which cuda:1 is not by itself.
                 undo.enter_context(torch.cuda.device(self.device))
-                # A workspace in the middle of what the canary left would keep all of it: 64 MiB of case 14's, 500 of a
-                # million positions'.
-                drop_workspaces()
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(self.device)
             undo.callback(self._let_go)

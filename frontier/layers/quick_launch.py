@@ -31,7 +31,8 @@ def launcher_of(
     letters = ["O" if kind.startswith("*") else _LETTERS.get(kind) for kind in taken]
     metadata, quick = compiled.metadata, getattr(torch._C, "_StaticCudaLauncher", None)
     sizes = [getattr(metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
-    special = metadata.num_ctas > 1 or metadata.launch_cooperative_grid or metadata.launch_pdl or any(sizes)
+    asks = any(getattr(metadata, name, False) for name in ("launch_cooperative_grid", "launch_pdl"))
+    special = asks or any(sizes) or getattr(metadata, "num_ctas", 1) > 1 or torch.version.hip is not None
     if quick is None or special or None in letters:
         go = compiled[grid]
         return lambda rows, call, stream: go(*rows, *own, call, *numbers, *constants, stream=stream)

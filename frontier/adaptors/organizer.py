@@ -41,6 +41,10 @@ _launching = threading.RLock()
 
 Key = tuple[torch.Size, int, int | None]
 
+# Asked before every launch: to find them through PyTorch's modules each time takes a microsecond.
+_is_autocast, _level = torch.is_autocast_enabled, torch._C._functorch.maybe_current_level
+_is_tracing, _modes = torch._C._is_tracing, torch._C._len_torch_dispatch_stack
+
 _serial = itertools.count()
 _alive: "WeakValueDictionary[int, UserOptimizedTransformer]" = WeakValueDictionary()
 
@@ -203,21 +207,20 @@ def _why_plain(x_BSD: Tensor, valid_BS: Tensor | None) -> str | None:
         return "rows are not a float32 tensor"
     if x_BSD.dim() != 3 or not x_BSD.is_contiguous() or not x_BSD.numel():
         return "rows are not a contiguous, filled [B, S, D]"
+    device = x_BSD.device
     if valid_BS is not None and (
-        valid_BS.dtype is not torch.bool or valid_BS.shape != x_BSD.shape[:2] or valid_BS.device != x_BSD.device
+        valid_BS.dtype is not torch.bool or valid_BS.shape != x_BSD.shape[:2] or valid_BS.device != device
     ):
         return "the mask is not bool [B, S] on the device of the rows"
-    if x_BSD.is_cuda:
+    kind = device.type
+    if kind == "cuda":
         if torch._C._cuda_isCurrentStreamCapturing():
             return "a CUDA graph is being captured, which must read the parameters themselves"
-    elif x_BSD.device.type != "cpu":
-        return f"no recipe knows {x_BSD.device.type}"
-    if torch.is_autocast_enabled(x_BSD.device.type):
+    elif kind != "cpu":
+        return f"no recipe knows {kind}"
+    if _is_autocast(kind):
         return "autocast chooses the precision"
-    if (
-        torch._C._functorch.maybe_current_level() is not None or torch._C._is_tracing()
-        or torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0
-    ):  # fmt: skip
+    if _level() is not None or _is_tracing() or _modes() or forward_ad._current_level >= 0:
         return "a transform looks at each operation"
     return None
 

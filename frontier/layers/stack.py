@@ -169,20 +169,19 @@ class StackProgram:
         if most is None:
             most = self._most_rows[S] = stack_rows_per_launch(self.case, self.recipe, S)
         if most >= B:
-            self._launch(x_BSD, out_BSD, valid_BS)
+            self._launch(B, S, x_BSD, out_BSD, valid_BS)
             return
         for span in cut(B, most):
             rows = span.as_slice()
-            self._launch(x_BSD[rows], out_BSD[rows], None if valid_BS is None else valid_BS[rows])
+            self._launch(len(span), S, x_BSD[rows], out_BSD[rows], None if valid_BS is None else valid_BS[rows])
 
-    def _launch(self, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None) -> None:
-        B, S, _ = x_BSD.shape
+    def _launch(self, B: int, S: int, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None) -> None:
         masked = valid_BS is not None
         rows = (x_BSD, out_BSD, self._nobody if valid_BS is None else valid_BS)
+        x_at, out_at, valid_at = told = (x_BSD.data_ptr(), out_BSD.data_ptr(), rows[2].data_ptr())
         with self._lock, on_device(self.device):
             # A replay repeats the call's number: a captured launch has counters of its own, cleared before it.
             stream, captured = stream_of(self.device)
-            x_at, out_at, valid_at = told = (x_BSD.data_ptr(), out_BSD.data_ptr(), rows[2].data_ptr())
             # A kernel compiled for addresses in sixteens reads sixteen bytes at once.
             key = (B, S, masked, (x_at | out_at | valid_at) % 16 > 0, stream)
             scratch = None if captured else self._scratch.get(key)

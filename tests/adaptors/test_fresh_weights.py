@@ -169,7 +169,7 @@ def test_a_watched_parameter_is_still_the_callers_own(pair: Any) -> None:
     ("part", "blind", "change"),
     [
         ("_version", lambda twin: 0, edit),
-        ("is_", lambda now, before: True, swap_two_layers),
+        ("Watch._same_things", lambda self: True, swap_two_layers),
         ("WatchedParameter.data", torch.Tensor.data, edit_the_data),
         ("type", lambda thing: type(thing) if isinstance(thing, nn.Module) else nn.Parameter, swap_tensors),
     ],

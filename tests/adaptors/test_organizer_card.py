@@ -19,7 +19,7 @@ def on_card(pair: Any) -> Any:
 
 
 def busy() -> None:
-    torch.cuda._sleep(20_000_000)  # some 10 ms: whatever is queued behind it has not run when the host goes on
+    torch.cuda._sleep(200_000_000)  # some 0.1 s: whatever is queued behind it has not run when the host goes on
 
 
 @torch.inference_mode()

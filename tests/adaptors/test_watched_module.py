@@ -57,6 +57,36 @@ def test_a_changed_setting_is_followed(pair: Any, monkeypatch: pytest.MonkeyPatc
         hooks.clear()
 
 
+def put_an_equal_parameter(model: nn.Module) -> None:
+    """In a place of its own it equals what stood there; edits of it are counted elsewhere."""
+    linear = model.layers[0].ffn_in
+    linear.bias = nn.Parameter(linear.bias.detach().clone())
+    with torch.no_grad():
+        linear.bias.add_(1)
+
+
+def run_layers_in_another_order(model: nn.Module) -> None:
+    layers = model.layers._modules
+    layers["0"] = layers.pop("0")
+
+
+def take_a_parameter_away_and_put_it_elsewhere(model: nn.Module) -> None:
+    attention = model.layers[0].attention
+    attention.q_proj.bias, attention.k_proj.bias = attention.k_proj.bias, attention.q_proj.bias
+
+
+@pytest.mark.parametrize(
+    "change", [put_an_equal_parameter, run_layers_in_another_order, take_a_parameter_away_and_put_it_elsewhere]
+)
+def test_what_stands_in_anothers_place_is_seen(pair: Any, change: Any) -> None:
+    with torch.inference_mode():
+        old = pair.ours(pair.x)
+        change(pair.ours)
+        want = PlainStack.forward(pair.ours, pair.x)
+        assert budget(old, want) > 1
+        assert budget(pair.ours(pair.x), want) < TIGHT
+
+
 def test_uses_of_other_modules_data_are_no_edits_of_this_one(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other, made = UserOptimizedTransformer(CONFIG), []
     make = organizer.make_program

@@ -35,13 +35,24 @@ MANY += [Cut("single", 64, 128, 32, 4, 3), Cut("single", 64, 128, 64, 8, 3), Cut
 THIN = [Cut("single", 32, 128, 64, 4, 3), Cut("single", 32, 128, 64, 4, 2)]
 LONG = [Cut("loop", 64, 64, 64, 4, 3), Cut("loop", 64, 64, 64, 4, 2), Cut("loop", 64, 128, 64, 4, 2)]
 LONG += [Cut("loop", 64, 64, 32, 4, 3), Cut("loop", 128, 64, 64, 8, 2), Cut("loop", 64, 128, 64, 4, 3)]
+LONG += [
+    Cut("loop", 64, 64, 64, 4, 3, 64),
+    Cut("loop", 64, 64, 32, 4, 3, 64, 168),
+    Cut("loop", 64, 64, 64, 4, 2, 64, 168),
+]
 FULL = [Cut("single", 64, 128, 64, 4, 2), Cut("loop", 64, 64, 64, 4, 3), Cut("loop", 64, 64, 128, 4, 2)]
 FULL += [Cut("loop", 64, 64, 64, 4, 2), Cut("loop", 64, 64, 128, 4, 1), Cut("loop", 128, 128, 64, 8, 2)]
+FULL += [
+    Cut("loop", 64, 64, 64, 4, 3, 64),
+    Cut("loop", 64, 64, 64, 4, 2, 64, 168),
+    Cut("loop", 64, 64, 64, 8, 2, 64, 128),
+]
 NINE = [Cut("loop", 64, 64, 64, 4, 2), Cut("loop", 64, 64, 128, 4, 2), Cut("loop", 64, 64, 64, 4, 1), MANY[1]]
+WIDE = [Cut("single", 64, 128, 64, 4, 3, 64), Cut("single", 64, 128, 64, 8, 2), Cut("loop", 64, 64, 64, 4, 3)]
 SHORT = [Cut("heads", 16, 32, 64, 8, 1), Cut("heads", 16, 32, 64, 4, 1), Cut("single", 32, 32, 64, 4, 3)]
 CUTS: dict[str, list[Cut]] = {
     "1": MANY, "2": FEW, "3": FEW, "4": FEW, "5": MANY, "6": FULL, "7": MANY[:2], "9": NINE, "10": MANY,
-    "11": MANY + THIN, "12": SHORT, "13": LONG,
+    "11": MANY + THIN + WIDE, "12": SHORT, "13": LONG,
 }  # fmt: skip
 HELD = {"7": "fp16/stack/held-all"}
 

@@ -88,7 +88,7 @@ class _Launch:
         self.constants = constants_of(
             case, recipe, parted, S, turn, masked=masked, on_card=device.type == "cuda", first_tiles=first
         )
-        self.options = {"num_warps": parted.warps, "num_stages": parted.stages}
+        self.options = parted.options
         self.tiles = self.constants["TILES"]
         self.grid = (B * self.tiles, 1, 1)
         self.published = torch.zeros(B * self.tiles * case.layers, dtype=torch.int32, device=device)

@@ -26,6 +26,7 @@ from frontier.layers.tile_arithmetic import (
     inverse,
     keys,
     matrix,
+    projected,
     softened,
     split,
     spread,
@@ -76,6 +77,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     FIRST_TILES_UP: tl.constexpr,
     FAST: tl.constexpr,
     SPLIT_WV: tl.constexpr,
+    PC: tl.constexpr,
 ):
     """`out = stack(x)` for `[B, S, D]` rows; grid `(B x TILES,)`, program b x TILES + t on tile t of row b.
 
@@ -88,7 +90,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     P, GROUP  columns of q that are taken at once, and the heads that share them; what exceeds them is padding
     small     [B, FIRST_TILES]: whether a tile of the first launch held a token that varies by less than SMALL, so
               that the last norm magnifies the rounding, or one that overflowed
-    SPLIT_WV  v is made of both halves of both factors: over the few keys of first tokens nothing averages out
+    SPLIT_WV  v of a row's first tile is made of both halves of both factors: over few keys nothing averages out
+    PC        columns of q, k and v at a time; fewer take less registers and shared memory
     TURN      "only": small is not looked at; "first": it is written; "second": rows without one are left as they are
     ATTEND    "heads": all heads and keys at once, weights fetched a phase ahead (few tiles, M = 16);
               "single": head by head over all keys; "loop": head by head, N keys at a time, GROUP 1
@@ -119,6 +122,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
             return
     stop = tl.minimum((tile + 1) * M, S) if CAUSAL else S
     at_N = tl.arange(0, N)
+    all_N = at_N >= 0
     seen_N = at_N < stop
     live_M = real_M
     if MASKED:
@@ -130,6 +134,12 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     if TURN == "first":
         found = tl.max((live_M & (spread(x_MD, D) < SMALL * SMALL * D)).to(tl.int32), axis=0)
     row_ptr = qkv_ptr + b * (S * R)
+    # Later tiles see so many keys that rounding averages out, unless most of the row's first ones are padding.
+    is_early = tile == 0
+    if SPLIT_WV and MASKED:
+        at_M = tl.arange(0, M)
+        valid_M = tl.load(valid_ptr + b * S + at_M, mask=at_M < S, other=0) != 0
+        is_early = is_early | (tl.sum(valid_M.to(tl.int32), axis=0) < M // 2)
     if ATTEND == "heads":
         wq_DD = matrix(weights_ptr, D, D)
         wk_DD = matrix(weights_ptr + D * D, D, D)
@@ -141,28 +151,18 @@ def stack_kernel(  # type: ignore[no-untyped-def]
         in_w_ptr = w_ptr + 4 * D * D
         if TILES > 1 and layer > 0:
             row_ptr += qkv_layer_stride
-        own_ptr = row_ptr + place_M[:, None] * R + columns_D[None, :]
-        h_MD = standardised(x_MD, D, EPS).to(gemm)
         if ATTEND == "heads":
+            own_ptr = row_ptr + place_M[:, None] * R + columns_D[None, :]
+            h_MD = standardised(x_MD, D, EPS).to(gemm)
             k_MD = tl.dot(h_MD, wk_DD, input_precision=DOT)
             tl.store(own_ptr + D, k_MD.to(half), mask=real_M[:, None])
             v_MD = tl.dot(h_MD, wv_DD, input_precision=DOT)
             tl.store(own_ptr + 2 * D, v_MD.to(half), mask=real_M[:, None])
         else:
-            if SPLIT_WV:
-                h_low_MD = (standardised(x_MD, D, EPS) - h_MD.to(tl.float32)).to(gemm)
-                w_DD, low_DD = matrix(w_ptr + 2 * D * D, D, D), matrix(w_ptr + 2 * D * D + LOW, D, D)
-                v_MD = three_dots(h_MD, h_low_MD, w_DD, low_DD, tl.zeros([M, D], tl.float32))
-                tl.store(own_ptr + 2 * D, v_MD.to(half), mask=real_M[:, None])
-            for part in tl.range(0, 2 if SPLIT_WV else 3, num_stages=STAGES):
-                w_DD = matrix(w_ptr + part * D * D, D, D)
-                p_MD = tl.dot(h_MD, w_DD, input_precision=DOT)
-                if part == 0:
-                    p_MD += tl.load(v_ptr + columns_D)[None, :]
-                p_MD, low_MD = split(p_MD, half)
-                tl.store(own_ptr + part * D, p_MD, mask=real_M[:, None])
-                if SPLIT_V and part == 2:
-                    tl.store(own_ptr + 3 * D, low_MD, mask=real_M[:, None])
+            projected(
+                x_MD, row_ptr, w_ptr, v_ptr, place_M, real_M, is_early, D, R, M, PC, LOW, SPLIT_V, SPLIT_WV, DOT,
+                STAGES, EPS,
+            )  # fmt: skip
         tl.debug_barrier()
         if TILES > 1:
             tl.atomic_add(counters_T + layer, 1, mask=is_later_T, sem="release", scope="gpu")
@@ -231,8 +231,8 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                     full = (tile * M // N) * N if CAUSAL and not MASKED else 0
                     for n in tl.range(0, full, N, num_stages=STAGES):
                         near_N = n + tl.arange(0, N)
-                        k_PN = keys(head_ptr + D, near_N, columns_P, near_N < stop, own_P, R)
-                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, near_N < stop, own_P, R)
+                        k_PN = keys(head_ptr + D, near_N, columns_P, all_N, own_P, R)
+                        v_NP = values(head_ptr + 2 * D, near_N, columns_P, all_N, own_P, R)
                         s_MN = tl.dot(q_MP, k_PN, input_precision=DOT)
                         new_M = tl.maximum(top_M, tl.max(s_MN, axis=1))
                         p_MN = exp2(s_MN - new_M[:, None], FAST)
@@ -240,7 +240,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
                         sum_M = sum_M * shrink_M + tl.sum(p_MN, axis=1)
                         context_MP = tl.dot(p_MN.to(half), v_NP, context_MP * shrink_M[:, None], input_precision=DOT)
                         if SPLIT_V:
-                            low_NP = values(head_ptr + 3 * D, near_N, columns_P, near_N < stop, own_P, R)
+                            low_NP = values(head_ptr + 3 * D, near_N, columns_P, all_N, own_P, R)
                             context_MP = tl.dot(p_MN.to(half), low_NP, context_MP)
                         top_M = new_M
                     for n in tl.range(full, stop, N, num_stages=STAGES):

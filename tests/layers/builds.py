@@ -86,7 +86,7 @@ def stack(capability: Capability) -> Iterator[tuple[str, Build]]:
         arguments |= {"vectors_ptr": "*fp32", "qkv_ptr": f"*{scratch}", "published_ptr": "*i32", "small_ptr": "*i32"}
         arguments |= {"call": "i32", "S": "i32", "qkv_layer_stride": "i64"}
         sizes = constants_of(case, recipe, cut, case.seq_len, turn, masked=name != "13", on_card=True)
-        sizes |= {"num_warps": cut.warps, "num_stages": cut.stages}
+        sizes |= cut.options
         yield f"case {name} {words} {turn}", Build(stack_triton.stack_kernel, arguments, sizes)
 
 

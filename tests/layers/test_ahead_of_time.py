@@ -21,7 +21,7 @@ import frontier.layers
 
 def compiled(build: Build, capability: Capability) -> Any:
     """The kernel as a cubin, its numbers and pointers divisible by 16 as those of a launch are."""
-    options = {name: build.sizes[name] for name in ("num_warps", "num_stages") if name in build.sizes}
+    options = {name: build.sizes[name] for name in ("num_warps", "num_stages", "maxnreg") if name in build.sizes}
     constants = {name: value for name, value in build.sizes.items() if name not in options}
     order = build.kernel.arg_names
     signature = build.arguments | dict.fromkeys(constants, "constexpr")

@@ -18,6 +18,7 @@ from frontier.recipe import REFERENCE, parse_recipe
 
 CPU = torch.device("cpu")
 HEADS, SINGLE, LOOP = Cut("heads", 16, 32, 32, 4, 1), Cut("single", 16, 32, 16, 4, 2), Cut("loop", 16, 16, 32, 4, 1)
+PARTED = LOOP._replace(projection=16)  # q, k and v made in halves
 
 
 def sized(**sizes: Any) -> Case:
@@ -68,6 +69,8 @@ def run(
         (LOOP, {"seq_len": 70}),
         (LOOP, {"heads": 4, "seq_len": 33}),  # head width 8: padded
         (LOOP, {"seq_len": 1}),
+        (PARTED, {"seq_len": 40}),
+        (SINGLE._replace(projection=16), {"heads": 4, "seq_len": 29}),
         (Cut("loop", 32, 16, 32, 4, 1), {"causal": False}),
     ],
     ids=lambda value: value.attend if isinstance(value, Cut) else str(value),
@@ -95,7 +98,8 @@ def test_higher_precisions_are_nearer(monkeypatch: pytest.MonkeyPatch, words: st
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
-    ("cut", "sizes"), [(SINGLE, {}), (SINGLE, {"heads": 4, "seq_len": 29}), (LOOP, {"seq_len": 40})]
+    ("cut", "sizes"),
+    [(SINGLE, {}), (SINGLE, {"heads": 4, "seq_len": 29}), (LOOP, {"seq_len": 40}), (PARTED, {"seq_len": 40})],
 )
 def test_where_the_gemms_are_held_attention_weighs_both_halves_of_v(
     monkeypatch: pytest.MonkeyPatch, cut: Cut, sizes: dict[str, Any], masked: bool
@@ -112,20 +116,27 @@ def test_where_the_gemms_are_held_attention_weighs_both_halves_of_v(
     assert errors[0] < 5e-6 < 5e-5 < errors[1], errors
 
 
-@pytest.mark.parametrize(("cut", "sizes"), [(SINGLE, {}), (SINGLE, {"heads": 4}), (LOOP, {"seq_len": 40})])
+@pytest.mark.parametrize("padding", [0, 20], ids=["whole", "padded"])
+@pytest.mark.parametrize(
+    ("cut", "sizes"), [(SINGLE, {}), (SINGLE, {"heads": 4}), (LOOP, {"seq_len": 40}), (PARTED, {"seq_len": 40})]
+)
 def test_first_tokens_are_nearer_where_v_is_made_of_both_halves(
-    monkeypatch: pytest.MonkeyPatch, cut: Cut, sizes: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, cut: Cut, sizes: dict[str, Any], padding: int
 ) -> None:
-    """The weights of v all lose 0.45 of their last digit to rounding, which so adds up instead of averaging."""
+    """The weights of v all lose 0.45 of their last digit to rounding, which so adds up instead of averaging.
+
+    The first token stands in the first tile of 16; behind 20 tokens of padding in the second.
+    """
     case, errors = sized(layers=1, **sizes), {}
     state = seeded_state(case)
     name = "layers.0.attention.v_proj.weight"
     state[name] = state[name].sign() * (1 + 0.45 * 2**-10) / 8
     state["layers.0.attention.out_proj.weight"] = state["layers.0.attention.out_proj.weight"].half().float()
     state["layers.0.ffn_out.weight"].zero_()
+    valid_BS = torch.arange(case.seq_len).expand(2, case.seq_len) >= padding if padding else None
     for words in ("fp16/stack", "fp16/stack/held-values"):
-        got_BSD, exact_BSD = run(monkeypatch, case, words, cut, state=state)
-        errors[words] = float((got_BSD - exact_BSD)[:, 0].pow(2).mean().sqrt())
+        got_BSD, exact_BSD = run(monkeypatch, case, words, cut, valid_BS, state)
+        errors[words] = float((got_BSD - exact_BSD)[:, padding].pow(2).mean().sqrt())
     assert errors["fp16/stack/held-values"] < 0.6 * errors["fp16/stack"], errors
 
 

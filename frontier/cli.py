@@ -135,7 +135,9 @@ def plan(as_json: bool, **options: Any) -> None:
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the run is kept  [default: runs/CASE-TIME]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing output file and run directory.")
 @click.option("--resume", is_flag=True, help="Go on with the run that was stopped or killed in --run-dir.")
-@click.option("--verify", is_flag=True, help="With --resume: hash every finished row, not a sample; mend what differs.")
+@click.option(
+    "--verify", is_flag=True, help="With --resume: hash every finished row, not a sample; mend an unfinished output."
+)
 @click.option("--trace", type=click.Path(path_type=Path), help="FILE.json in Chrome's trace format, for Perfetto.")
 @click.option("--poison", is_flag=True, help="Fill every slot with NaN before use: a check of the pipeline.")
 @click.option(

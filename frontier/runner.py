@@ -26,7 +26,7 @@ from frontier.data.masks import checked_mask
 from frontier.data.pipes import PipeSource
 from frontier.data.protocols import Sink, Source
 from frontier.data.resident import ResidentSource
-from frontier.data.sinks import FileSink, NullSink
+from frontier.data.sinks import FileSink, NullSink, place_of
 from frontier.data.watch import Watcher
 from frontier.errors import FrontierError, Interrupted, NonFinite, Unsupported
 from frontier.flows.chunked import ChunkedRows
@@ -152,7 +152,7 @@ class _Job:
                 plan,
                 state,
                 source=self.source.describe(),
-                output=os.path.realpath(self.sink.path) if isinstance(self.sink, FileSink) else output,
+                output=place_of(self.sink.path) if isinstance(self.sink, FileSink) else output,
                 weights_kind=weights_kind,
                 valid_BS=valid_BS,
                 watched_rows=len(choices.watch),

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from frontier.chooser import choose
 from frontier.data.files import open_source
 from frontier.data.pipes import PipeSink, PipeSource
 from frontier.data.protocols import Sink, Source
-from frontier.data.sinks import FileSink, MemorySink, NullSink
+from frontier.data.sinks import FileSink, FinishedFile, MemorySink, NullSink, place_of
 from frontier.errors import DataError, ResumeError
 from frontier.flows.steps import Steps
 from frontier.layers.weights import load_state
@@ -84,15 +84,10 @@ def start(
         if resume:
             _refuse_resume(output, choices)
             described = {"kind": "seeded"} if source is None else source.describe()
-            claims = kept.claims(plan, described, os.path.realpath(output))
+            claims = kept.claims(plan, described, place_of(output))
             finished = kept.finished_record()
             if finished is not None:
-                if not os.path.isfile(output):
-                    raise ResumeError(
-                        f"the run in {run_dir} is complete and {output} is not there",
-                        hint="put it back, or start anew with --overwrite",
-                    )
-                log.warning("the run in %s is complete: nothing is left to do", run_dir)
+                _check_finished(run_dir, output, plan, claims.row_sha256 if claims else {}, choices, quiet)
                 return finished
             if claims is not None and claims.broken_lines:
                 lines = ", ".join(map(str, claims.broken_lines))
@@ -100,7 +95,8 @@ def start(
             claimed = None if claims is None else claims.row_sha256
         sink = _open_sink(output, case, overwrite, threads, claimed, bool(kept.parts))
         if isinstance(sink, FileSink):
-            _check_claims(sink, choices.watch, choices.verify)
+            _check_claims(sink, case, choices, quiet)
+            claimed = sink.claimed
         progress = _progress(plan, valid_BS, claimed or (), choices.passes, quiet)
         ending.callback(progress.close)
         return run(
@@ -127,7 +123,8 @@ def _refuse_resume(output: str, choices: Choices) -> None:
     if output in NO_FILE or choices.passes > 1:
         raise ResumeError(
             f"--resume finishes an output file, once; the output is {output}, the passes are {choices.passes}",
-            hint="give the --output that the run was started with, and no --passes",
+            hint="give the --output that the run was started with, and no --passes; without a file there is nothing "
+            "to look at or to go on with",
         )
 
 
@@ -143,25 +140,74 @@ def _refuse_pipes(plan: Plan, input_path: str | None, output: str, resume: bool,
         )
 
 
-def _check_claims(sink: FileSink, watch: Sequence[int], verify: bool) -> None:
-    """That finished rows still are what the journal says: a sample with the watched and the last, or all."""
-    rows = sorted(sink.claimed)
-    if not verify:
-        every = max(1, len(rows) // SAMPLE_ROWS)
-        rows = sorted({*rows[::every], *rows[-1:], *(row for row in watch if row in sink.claimed)})
+def _check_finished(
+    run_dir: Path, output: str, plan: Plan, claimed: Mapping[int, str], choices: Choices, quiet: bool
+) -> None:
+    """That the output of a complete run still is what its journal says, as far as is looked. It is never mended.
+
+    Raises   ResumeError naming the file and the first rows that are not.
+    """
     try:
-        changed = sink.changed_rows(rows)
-        if changed and (sink.is_whole or not verify):
-            shown = ", ".join(map(str, changed[:SAMPLE_ROWS]))
+        with contextlib.closing(FinishedFile(output, plan.case, min(8, plan.machine.cores))) as file:
+            if choices.verify:
+                _check_all_claimed(output, plan.case, claimed)
+            num_looked, changed = _look_at(file.row_hash, claimed, choices, quiet)
+        if changed:
+            raise ResumeError(_say_changed(output, changed, num_looked))
+    except (DataError, ResumeError) as reason:
+        hint = "put the file back as it was, or run again with --overwrite and without --resume"
+        raise ResumeError(f"the run in {run_dir} is complete, and {reason}", hint=hint) from None
+    told = f"{num_looked} of {plan.case.batch_size} rows in {output} were looked at and are as written"
+    log.warning("the run in %s is complete: nothing is left to do; %s", run_dir, told)
+
+
+def _check_claims(sink: FileSink, case: Case, choices: Choices, quiet: bool) -> None:
+    """That finished rows still are what the journal says; those of a part may be made again, those of a file not."""
+    try:
+        if sink.is_whole:
+            _check_all_claimed(sink.path.name, case, sink.claimed)
+        num_looked, changed = _look_at(sink.row_hash, sink.claimed, choices, quiet)
+        if changed and (sink.is_whole or not choices.verify):
             raise ResumeError(
-                f"{len(changed)} of {len(rows)} finished rows looked at are not what the journal says: {shown}",
+                _say_changed(sink.path.name, changed, num_looked),
                 hint="start anew with --overwrite" if sink.is_whole else "--verify looks at all and makes those again",
             )
     except BaseException:
         sink.abandon()
         raise
     if changed:
+        sink.forget(changed)
         log.warning("%d finished rows are not what the journal says; they are made again", len(changed))
+
+
+def _look_at(
+    row_hash: Callable[[int], str], claimed: Mapping[int, str], choices: Choices, quiet: bool
+) -> tuple[int, list[int]]:
+    """Hash a sample of the claimed rows with the watched and the last, or all: how many, and those that changed."""
+    rows, changed = sorted(claimed), []
+    if not choices.verify:
+        every = max(1, len(rows) // SAMPLE_ROWS)
+        rows = sorted({*rows[::every], *rows[-1:], *claimed.keys() & set(choices.watch)})
+    with contextlib.closing(Progress(len(rows), 0, quiet, "claimed row")) as progress:
+        for row in rows:
+            if row_hash(row) != claimed[row]:
+                changed.append(row)
+            progress.add(1)
+    return len(rows), changed
+
+
+def _check_all_claimed(output: str, case: Case, claimed: Collection[int]) -> None:
+    """That no row of an output that is whole escapes being looked at."""
+    if len(claimed) < case.batch_size:
+        raise ResumeError(
+            f"{output} is whole and the journal claims {len(claimed)} of its {case.batch_size} rows",
+            hint="start anew with --overwrite",
+        )
+
+
+def _say_changed(output: str, changed: Sequence[int], num_looked: int) -> str:
+    shown = ", ".join(map(str, changed[:SAMPLE_ROWS]))
+    return f"{len(changed)} of {num_looked} finished rows looked at in {output} are not what the journal says: {shown}"
 
 
 def _refuse_same_file(outputs: Sequence[str | Path], inputs: Sequence[str | Path]) -> None:

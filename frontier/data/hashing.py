@@ -17,10 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frontier.case import BLOCK_POSITIONS
+from frontier.case import BLOCK_POSITIONS, Case
 from frontier.data.memory import spread
 from frontier.errors import DataError
 from frontier.spans import Span, cut
+from frontier.units import MIB
+
+PIECE_BYTES = MIB  # read back into memory of its own, one piece a thread
 
 
 def row_hash(row_SD: Tensor, pool: Executor) -> str:
@@ -42,6 +45,22 @@ def hash_of_blocks(seq_len: int, digest_of: Callable[[Span], bytes], pool: Execu
     blocks = list(cut(seq_len, BLOCK_POSITIONS))
     spread(pool, digest_block, blocks)
     return hashlib.sha256(b"".join(digests[block] for block in blocks)).hexdigest()
+
+
+def hash_in_file(row: int, case: Case, read_into: Callable[[memoryview, int], None], pool: Executor) -> str:
+    """A row's hash as it lies in a file; `read_into` fills memory with what stands at a place behind the header."""
+    position_bytes = case.row_bytes // case.seq_len
+
+    def digest_of(block: Span) -> bytes:
+        num_bytes = len(block) * position_bytes
+        found, buffer = hashlib.sha256(), memoryview(bytearray(min(PIECE_BYTES, num_bytes)))
+        begin_bytes = row * case.row_bytes + block.start * position_bytes
+        for piece in cut(num_bytes, len(buffer)):
+            read_into(buffer[: len(piece)], begin_bytes + piece.start)
+            found.update(buffer[: len(piece)])
+        return found.digest()
+
+    return hash_of_blocks(case.seq_len, digest_of, pool)
 
 
 class RowHash:

@@ -7,8 +7,8 @@ Knows nothing of how rows were made.
 Shapes   B rows, S positions, D width.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,17 +17,17 @@ from typing import Protocol
 from torch import Tensor
 
 from frontier.case import Case
-from frontier.data.hashing import hash_of_blocks
+from frontier.data.hashing import hash_in_file
 from frontier.data.memory import assert_holds, bytes_of, copy, poisoned, spread
 from frontier.data.npy_header import npy_header
+from frontier.data.reading import InputFile
 from frontier.data.safetensors_header import safetensors_header
 from frontier.data.writing import PartialFile
-from frontier.errors import DataError, FrontierError
+from frontier.errors import DataError, FrontierError, ResumeError
 from frontier.spans import Span, cut, joined
 from frontier.units import MIB
 
 PIECE_BYTES = 16 * MIB
-HASH_PIECE_BYTES = MIB  # read back into memory of its own, one piece a thread
 
 _HEADERS: Mapping[str, Callable[[tuple[int, ...]], bytes]] = {".npy": npy_header, ".safetensors": safetensors_header}
 
@@ -60,15 +60,10 @@ class FileSink:
         begun: bool = False,
     ) -> None:
         self.path = Path(path)
-        if self.path.suffix not in _HEADERS:
-            raise DataError(
-                f"{path} ends in `{self.path.suffix}`, an output ends in {' or '.join(_HEADERS)}",
-                hint=f"name it {self.path.stem}.npy",
-            )
         self._case = case
         self._file = PartialFile(
             path,
-            _HEADERS[self.path.suffix]((case.batch_size, case.seq_len, case.d_model)),
+            _header(self.path, case),
             case.input_bytes,
             overwrite=overwrite,
             part="refuse" if claimed is None else "keep" if claimed or begun else "replace",
@@ -123,25 +118,13 @@ class FileSink:
 
     def row_hash(self, row: int) -> str:
         """The hash of what lies in the file where a row is."""
-        position_bytes = self._case.row_bytes // self._case.seq_len
+        return hash_in_file(row, self._case, self._file.read_into, self._pool)
 
-        def digest_of(block: Span) -> bytes:
-            found, buffer = hashlib.sha256(), memoryview(bytearray(min(HASH_PIECE_BYTES, len(block) * position_bytes)))
-            begin_bytes = row * self._case.row_bytes + block.start * position_bytes
-            for piece in cut(len(block) * position_bytes, len(buffer)):
-                self._file.read_into(buffer[: len(piece)], begin_bytes + piece.start)
-                found.update(buffer[: len(piece)])
-            return found.digest()
-
-        return hash_of_blocks(self._case.seq_len, digest_of, self._pool)
-
-    def changed_rows(self, rows: Iterable[int]) -> list[int]:
-        """Those of the claimed `rows` that are not what was claimed; they count as never written from now on."""
-        changed = [row for row in rows if self.row_hash(row) != self.claimed[row]]
-        for row in changed:
+    def forget(self, rows: Collection[int]) -> None:
+        """These of the claimed rows count as never written from now on."""
+        for row in rows:
             del self.claimed[row]
-        self.whole_rows.difference_update(changed)
-        return changed
+        self.whole_rows.difference_update(rows)
 
     def read_row(self, row: int, into: Tensor, begin_bytes: int = 0) -> None:
         """Fill `into` with a row that is whole, or with what was written of it from `begin_bytes` on."""
@@ -184,6 +167,49 @@ class FileSink:
         subject, verb = ("rows", "are") if len(self.whole_rows) > 1 else ("row", "is")
         rows = f"{subject} {', '.join(texts)}" if texts else "no row"
         return f"{rows} of {self._case.batch_size} {verb} whole in {self._file.partial.name}"
+
+
+class FinishedFile:
+    """An output under its own name, looked at once more and never changed.
+
+    Raises   DataError if it cannot be read; ResumeError if it is not of the header and size that its run gave it.
+    """
+
+    def __init__(self, path: str | Path, case: Case, threads: int) -> None:
+        self._case, header = case, _header(Path(path), case)
+        self._file = InputFile(path)
+        found_bytes, wanted_bytes = self._file.size_bytes, len(header) + case.input_bytes
+        if found_bytes != wanted_bytes or self._file.head(len(header)) != header:
+            self._file.close()
+            raise ResumeError(f"{path} has {found_bytes:,} bytes, {wanted_bytes:,} with the header of its run expected")
+        self._begin_bytes = len(header)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read")
+
+    def row_hash(self, row: int) -> str:
+        """The hash of what lies in the file where a row is."""
+        return hash_in_file(
+            row, self._case, lambda into, at_bytes: self._file.read_into(into, self._begin_bytes + at_bytes), self._pool
+        )
+
+    def close(self) -> None:
+        """Let go of file and threads."""
+        self._pool.shutdown()
+        self._file.close()
+
+
+def _header(path: Path, case: Case) -> bytes:
+    if path.suffix not in _HEADERS:
+        raise DataError(
+            f"{path} ends in `{path.suffix}`, an output ends in {' or '.join(_HEADERS)}",
+            hint=f"name it {path.stem}.npy",
+        )
+    return _HEADERS[path.suffix]((case.batch_size, case.seq_len, case.d_model))
+
+
+def place_of(path: str | Path) -> str:
+    """Where an output lies when it is whole: a link in its place is replaced then, not followed."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name)
 
 
 class MemorySink:

@@ -33,13 +33,18 @@ class Progress:
             self._bar = tqdm(total=total_rows, unit=unit, file=sys.stderr, dynamic_ncols=True, smoothing=0.1)
 
     def __call__(self, event: Event) -> None:
-        if event.verb != "write" or self._quiet:
+        if event.verb == "write":
+            self.add(len(event.span))
+
+    def add(self, num_rows: int) -> None:
+        """So many more are done."""
+        if self._quiet:
             return
-        self._rows_done += len(event.span)
+        self._rows_done += num_rows
         done = f"{show_bytes(self._rows_done * self._row_bytes)} out" if self._row_bytes else ""
         if self._bar is not None:
             self._bar.set_postfix_str(done, refresh=False)
-            self._bar.update(len(event.span))
+            self._bar.update(num_rows)
             return
         now_s = time.perf_counter()
         finished = self._rows_done >= self._total_rows

@@ -232,7 +232,9 @@ def test_a_run_goes_on_with_shorter_slices_and_says_that_the_cut_is_another(monk
 def test_a_complete_run_whose_output_is_gone_is_refused() -> None:
     run(*OUT)
     os.rename("y.npy", "elsewhere.npy")
-    assert_refused(try_run(*OUT, "--resume"), 2, "kept is complete and y.npy is not there")
+    assert_refused(
+        try_run(*OUT, "--resume"), 2, "the run in kept is complete, and y.npy cannot be opened: No such file"
+    )
     os.rename("elsewhere.npy", "y.npy")
     run(*OUT, "--resume")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,26 @@ def read_user_row(path: Path, tensor: str | None, shape: Shape, row: int) -> Ten
             found = f"{view.get_dtype()}{view.get_shape()}"
             raise ValueError(f"{name} is {found}, expected F32, F16 or BF16{list(shape)}")
         return torch.as_tensor(view[row : row + 1][0]).to(torch.float32)
+
+
+@contextmanager
+def open_output(path: Path, shape: Shape) -> Iterator[Callable[[int, int, int], np.ndarray[Any, Any]]]:
+    """Of an output `[B, S, D]`, float32: a function that gives positions `[start, stop)` of a row.
+
+    Raises   CannotJudge.
+    """
+    if path.suffix == ".npy":
+        array_BSD = open_npy(path, ("<f4",), shape)
+        yield lambda row, start, stop: array_BSD[row, start:stop]
+        return
+    with _reading(path, "safetensors"):
+        file = safetensors.safe_open(path, framework="np")
+        if list(file.keys()) != ["y"]:
+            raise ValueError(f"it holds {', '.join(sorted(file.keys())[:8]) or 'nothing'}, expected y alone")
+        view = file.get_slice("y")
+        if tuple(view.get_shape()) != shape or view.get_dtype() != "F32":
+            raise ValueError(f"y is {view.get_dtype()}{view.get_shape()}, expected F32{list(shape)}")
+    yield lambda row, start, stop: view[row : row + 1, start:stop][0]
 
 
 def read_weights(path: Path, shapes: Mapping[str, Shape]) -> tuple[dict[str, Tensor], str]:

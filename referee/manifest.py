@@ -48,6 +48,7 @@ class Manifest:
     weights_path: Path
     weights_sha256: str
     weights_seeded: bool
+    output_path: Path | None  # None when the run kept no file of it
     mask_path: Path | None
     mask_sha256: str | None
     watched: tuple[Watched, ...]
@@ -110,10 +111,18 @@ def read_manifest(run_dir: Path) -> Manifest:
         weights_path=inside(run_dir, "weights.safetensors"),
         weights_sha256=_sha256(weights, f"{where}: weights", "sha256"),
         weights_seeded=_kind(weights, f"{where}: weights") == "seeded",
+        output_path=_read_output(root.get("output")),
         mask_path=None if mask is None else inside(run_dir, "mask.npy"),
         mask_sha256=mask_sha256,
         watched=_read_watched(run_dir, root.get("watched"), case),
     )
+
+
+def _read_output(told: object) -> Path | None:
+    """The file of the whole output; a run that kept none has another word there, or nothing."""
+    if isinstance(told, str) and told.startswith("/") and told.endswith((".npy", ".safetensors")):
+        return Path(told)
+    return None
 
 
 def _kind(table: Mapping[str, Any], where: str) -> str:

@@ -30,6 +30,7 @@ from referee.card import Card, open_device
 from referee.case import Case
 from referee.compare import Tally, compare
 from referee.crew import Crew, count_cores
+from referee.delivered import compare_delivered
 from referee.errors import CannotJudge
 from referee.files import hash_file, open_npy
 from referee.inputs import BLOCK_POSITIONS, expect_hash, hash_row, read_row, read_run_weights
@@ -104,6 +105,7 @@ def judge(
         weights = read_run_weights(manifest)
         for entry in watched:  # all hashes before any long work
             _check_hashes(manifest, entry, crew)
+        delivered = compare_delivered(manifest, watched, progress.say)
         everything_S = torch.ones(case.seq_len, dtype=torch.bool)
         kept = [everything_S if valid_BS is None else valid_BS[entry.row] for entry in watched]
         count = functools.partial(count_work, shape) if card is None else card.count_work
@@ -136,6 +138,7 @@ def judge(
         finally:
             progress.close()
     verdict = _write_up(manifest, results, wanted) | {
+        "output": delivered,
         "wall_s": round(time.monotonic() - begun_s, 3),
         "estimated_s": round(estimated_s, 3),
         "work": {"flops": flops, "exps": exps, "flops_per_s": round(flops_per_s), "exps_per_s": round(exps_per_s)},

@@ -27,7 +27,7 @@ from frontier.data.reading import InputFile
 from frontier.data.sinks import FileSink
 from frontier.errors import DataError, ResumeError, RunDirError
 from frontier.layers.weights import State
-from frontier.ledger import SPOOL
+from frontier.ledger import SPOOL, spool_size
 from frontier.planner import Plan
 from frontier.record import Record
 from frontier.stream.journal import Claims, Journal, Part, read_journal
@@ -154,12 +154,13 @@ class RunDir:
                  ResumeError if a run to go on with had other weights or another mask.
         """
         with self._explained():
-            free_bytes = shutil.disk_usage(self.path).free
+            free_bytes = shutil.disk_usage(self.path).free + sum(old.lstat().st_size for old in self.path.glob(SPOOL))
         needed_bytes = watched_rows * plan.case.row_bytes + sum(tensor.nbytes for tensor in state.values())
+        needed_bytes += spool_size(plan.case, plan.recipe, "disk") if plan.spool == "disk" else 0
         if needed_bytes > free_bytes:
             raise RunDirError(
-                f"{self.path} needs {show_bytes(needed_bytes)} for weights and {watched_rows} watched rows, "
-                f"{show_bytes(free_bytes)} are free",
+                f"{self.path} needs {show_bytes(needed_bytes)} for {'a spool, ' * (plan.spool == 'disk')}weights and "
+                f"{watched_rows} watched rows, {show_bytes(free_bytes)} are free",
                 hint="name a --run-dir on another disk, or --watch fewer rows",
             )
         with self._explained():

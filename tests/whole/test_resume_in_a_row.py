@@ -1,13 +1,16 @@
 """A run stopped inside a row of chunks goes on inside it; what its spool lost, or another cut, begins the row anew."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from commandline import assert_refused, assert_same_bits, is_complete, judge, output_of, run, try_run
+from safetensors.numpy import load_file
 
 from frontier.flows.chunked import ChunkedRows
 from frontier.record import Record
@@ -236,3 +239,17 @@ def test_a_plan_says_when_a_row_would_begin_anew(spool: str) -> None:
 
 def test_whole_rows_have_no_spool() -> None:
     assert_refused(try_run("--flow", "whole", "--spool", "file", **SIZES), 3, "whole rows have no spool")
+
+
+def test_a_run_directory_has_room_for_the_spool_and_the_rows_to_be_kept_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run("--output", "z.npy", "--chunk", "40", run_dir="whole", **SIZES)
+    kept_bytes = sum(load.nbytes for load in load_file("whole/weights.safetensors").values()) + 2 * 150 * 64 * 4
+    stop(before=(0, 1, "enter", 80))  # its spool is there already
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=kept_bytes + 1000))
+    done = try_run("--output", "w.npy", *CHUNKED, run_dir="new", **SIZES)
+    assert_refused(done, 2, "for a spool, weights and 2 watched rows", "--watch fewer rows")
+    assert not Path("w.npy").exists() and not Path("new").exists()
+    run("--output", "w.npy", "--chunk", "40", "--spool", "host", run_dir="new", **SIZES)
+    run(*OUT, *CHUNKED, "--resume", **SIZES)

@@ -19,7 +19,7 @@ Ffn = Literal["torch-ffn", "triton-ffn"]
 HeldAtOnce = Literal["held-none", "held-projections", "held-ffn", "held-values", "held-all"]
 Held = Literal[HeldAtOnce, "held-small", "held-ffn-small", "held-values-small"]
 Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
-Fusion = Literal["by-part", "tail", "stack"]
+Fusion = Literal["by-part", "tail", "stack", "stack-at-once"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,8 @@ class Recipe:
                  token, whose rounding the last norm would magnify, are done again in float32
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;
-                 or the whole stack as one kernel, which fixes every part but precision and held
+                 or the whole stack as one kernel, which fixes every part but precision and held; `at-once`: where
+                 rows are done again, in the same launch
     """
 
     precision: Precision = "fp32"
@@ -56,8 +57,8 @@ class Recipe:
 
     def __str__(self) -> str:
         """Precision, projection and attention always; of the rest, what is not the default."""
-        if self.fusion == "stack":
-            return f"{self.precision}/stack" + f"/{self.held}" * (self.held != "held-none")
+        if self.is_one_kernel:
+            return f"{self.precision}/{self.fusion}" + f"/{self.held}" * (self.held != "held-none")
         rest = [getattr(self, part) for part in ("join", "ffn", "held", "launch", "fusion")]
         told = [word for word in rest if word not in DEFAULTS]
         return "/".join([self.precision, self.projection, self.attention, *told])
@@ -65,6 +66,10 @@ class Recipe:
     @property
     def is_half(self) -> bool:
         return self.precision in ("fp16", "bf16")
+
+    @property
+    def is_one_kernel(self) -> bool:
+        return self.fusion in ("stack", "stack-at-once")
 
     @property
     def redoes_small(self) -> bool:
@@ -99,6 +104,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "by-part": (),
     "tail": ("join", "ffn"),
     "stack": ("projection", "attention", "join", "ffn", "launch"),
+    "stack-at-once": ("projection", "attention", "join", "ffn", "launch"),
 }
 REFERENCE = Recipe()
 

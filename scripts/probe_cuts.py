@@ -125,7 +125,7 @@ def outcomes(name: str, words: str, machine: Machine) -> list[dict[str, Any]]:
         differing = 0
         for _ in range(20 if case.batch_size < 1000 else 3):
             for scratch in program._scratch.values():
-                scratch.launches[0].qkv.fill_(torch.nan)
+                scratch.turns[0].qkv.fill_(torch.nan)
             program(x_BSD, out_BSD)
             differing += not torch.equal(out_BSD, once_BSD)
         first_BSD = once_BSD if first_BSD is None else first_BSD

@@ -90,7 +90,7 @@ def both_kinds(recipe: Recipe, attention: Literal["efficient", "flash"] = "effic
 
 def workspace_bytes(case: Case, recipe: Recipe, slice_rows: int) -> dict[str, int]:
     """What the stack holds while it computes `slice_rows` rows, by name; the residual is in the output slot."""
-    if recipe.fusion == "stack":
+    if recipe.is_one_kernel:
         return {"scratch of the one kernel": _stack_scratch_bytes(case, recipe, slice_rows)}
     if recipe.redoes_small:
         fast, held = (workspace_bytes(case, kind, slice_rows) for kind in both_kinds(recipe))

@@ -43,7 +43,7 @@ class Program(Protocol):
 
 def refusal(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     """Why `recipe` cannot serve this case on this machine by its own rules, or None."""
-    if recipe.fusion == "stack":
+    if recipe.is_one_kernel:
         return stack_cut.refuses(case, recipe, machine)
     if recipe.fusion == "tail" and (reason := tail.refuses(case, recipe, machine)):
         return reason
@@ -73,7 +73,7 @@ def _precision_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | No
 
 def by_part(recipe: Recipe) -> Recipe:
     """The recipe whose parts do what `recipe` does, for looking into it: the same precision, launched plainly."""
-    if recipe.fusion == "stack":
+    if recipe.is_one_kernel:
         precision = "fp32" if recipe.precision == "tf32x3" else recipe.precision
         return Recipe(precision=precision, projection="packed")
     return replace(recipe, launch="eager", fusion="by-part", held=recipe.held_at_once)
@@ -84,7 +84,7 @@ def make_program(state: State, case: Case, recipe: Recipe, device: torch.device)
 
     Raises   whatever a kernel raises that `refusal` would have named.
     """
-    if recipe.fusion == "stack":
+    if recipe.is_one_kernel:
         return StackProgram(state, case, recipe, device)
     if recipe.redoes_small:
         return _done_again_where_small(state, case, recipe, device)

@@ -10,6 +10,7 @@ Letters  B rows, S positions, D width, F feed-forward width, H heads, K head wid
 import math
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ from frontier.layers.cards import capability_of, on_device, stream_of
 from frontier.layers.costs import stack_rows_per_launch
 from frontier.layers.quick_launch import Queue, launcher_of
 from frontier.layers.stack_cut import (
+    Cut,
     Turn,
+    at_once,
     constants_of,
     in_three,
     splits,
@@ -79,63 +82,96 @@ def pack_weights(
     return torch.cat([m.reshape(-1) for m in matrices]).to(dtype), torch.cat(vectors).float()
 
 
-class _Launch:
-    """One launch of a shape: its kernel, its cut, its counters."""
+class _Turn:
+    """One turn of a shape: its cut and compile-time arguments, what it reads, its scratch, its counters."""
 
-    def __init__(self, program: "StackProgram", turn: Turn, B: int, S: int, masked: bool, first: int | None) -> None:
+    def __init__(
+        self, program: "StackProgram", turn: Turn, B: int, S: int, masked: bool, first: "_Turn | None"
+    ) -> None:
         case, recipe, device = program.case, program.recipe, program.device
         parted = stack_cut.cut_of(case, recipe, B, S, capability_of(device), turn)
+        if first is not None and recipe.fusion == "stack-at-once":
+            parted = stack_cut.second_at_once(parted, first.cut)
+        self.cut: Cut = parted
         self.constants = constants_of(
-            case, recipe, parted, S, turn, masked=masked, on_card=device.type == "cuda", first_tiles=first
-        )
+            case, recipe, parted, S, turn, masked=masked, on_card=device.type == "cuda",
+            first_tiles=first.tiles if first else None,
+        )  # fmt: skip
         self.options = parted.options
-        self.tiles = self.constants["TILES"]
-        self.grid = (B * self.tiles, 1, 1)
-        self.published = torch.zeros(B * self.tiles * case.layers, dtype=torch.int32, device=device)
+        self.tiles: int = self.constants["TILES"]
+        self.programs = B * self.tiles
+        self.published = torch.zeros(self.programs * case.layers, dtype=torch.int32, device=device)
         self.weights, self.vectors = program.packed[turn]
         row_elements = S * (4 if splits_values(recipe, turn) else 3) * case.d_model
         dtype = torch.float32 if in_three(recipe, turn)[1] else working_dtype(recipe)
         self.qkv = torch.empty((case.layers if self.tiles > 1 else 1) * B * row_elements, dtype=dtype, device=device)
-        self.numbers = (S, B * row_elements)
-        self.calls = 0
-        self._go: Queue | None = None
+        self.layer_stride = B * row_elements
 
-    def start(self, rows: tuple[Tensor, ...], told: tuple[int, ...], small: Tensor, stream: int, keep: bool) -> None:
+    @property
+    def own(self) -> tuple[Tensor, ...]:
+        """What a kernel takes of a turn, in its order."""
+        return self.weights, self.vectors, self.qkv, self.published
+
+
+class _Launch:
+    """One launch: its kernel's own arguments and its number. Of one turn, or of both at once."""
+
+    def __init__(self, S: int, turns: Sequence[_Turn], small: Tensor) -> None:
+        self._turns, self._small = turns, small
+        self._own = (*(tensor for turn in turns for tensor in turn.own), small)
+        self._numbers: tuple[int, ...] = (S, *(turn.layer_stride for turn in turns))
+        self._constants, self._options = turns[0].constants, turns[0].options
+        if len(turns) > 1:
+            self._numbers += (turns[0].programs,)
+            self._constants = at_once(turns[0].constants, turns[1].constants)
+        self._grid = (sum(turn.programs for turn in turns), 1, 1)
+        self._go: Queue | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Count calls from 0 again."""
+        for turn in self._turns:
+            turn.published.zero_()
+        if len(self._turns) > 1:
+            self._small.fill_(-1)  # no tile of any call has written yet
+        self.calls = 0
+
+    def start(self, rows: tuple[Tensor, ...], told: tuple[int, ...], stream: int, keep: bool) -> None:
         """Queue the kernel; from the second call on the compiled one itself. `told` is where rows lie.
 
         `keep`   the compiled kernel, for later calls
         """
         if self.calls >= CALLS_BEFORE_RESET:
-            self.published.zero_()
-            self.calls = 0
+            self.restart()
         if self._go is not None:
             self._go(told, self.calls, stream)
         else:
-            from frontier.layers.stack_triton import stack_kernel
+            from frontier.layers import stack_triton as kernels
 
-            own = (self.weights, self.vectors, self.qkv, self.published, small)
-            numbers = self.numbers
-            compiled = stack_kernel[self.grid](*rows, *own, self.calls, *numbers, **self.constants, **self.options)
+            kernel = kernels.stack_kernel if len(self._turns) == 1 else kernels.stack_at_once_kernel
+            own, numbers, constants = self._own, self._numbers, self._constants
+            compiled = kernel[self._grid](*rows, *own, self.calls, *numbers, **constants, **self._options)
             if compiled is not None and keep:  # the interpreter gives none
                 # Plain addresses: for tensors a launcher asks the driver where each lies, 10 us in all.
-                places, constants = [tensor.data_ptr() for tensor in own], tuple(self.constants.values())
-                self._go = launcher_of(compiled, self.grid, places, numbers, constants)
+                places = [tensor.data_ptr() for tensor in own]
+                self._go = launcher_of(compiled, self._grid, places, numbers, tuple(constants.values()))
         self.calls += 1
 
 
 class _Scratch:
-    """The launches of one shape on one stream, and what they share."""
+    """The turns of one shape on one stream, their launches, and what they share."""
 
     def __init__(self, program: "StackProgram", B: int, S: int, masked: bool) -> None:
-        self.launches: list[_Launch] = []
+        self.turns: list[_Turn] = []
         for turn in turns_of(program.recipe):
-            first_tiles = self.launches[0].tiles if self.launches else None
-            self.launches.append(_Launch(program, turn, B, S, masked, first_tiles))
-        self.small = torch.zeros(B * self.launches[0].tiles, dtype=torch.int32, device=program.device)
+            self.turns.append(_Turn(program, turn, B, S, masked, self.turns[0] if self.turns else None))
+        small = torch.zeros(self.turns[0].programs, dtype=torch.int32, device=program.device)
+        together = [self.turns] if program.recipe.fusion == "stack-at-once" else [[turn] for turn in self.turns]
+        self.launches = [_Launch(S, turns, small) for turns in together]
 
 
 class StackProgram:
-    """The stack in one launch, or two where small rows are done again; masks may lie on the device, to be read there.
+    """The stack in one launch, or two where small rows are done again, unless at once; masks may lie on the device.
 
     Order    launches of one shape on one stream follow each other; each stream has scratch of its own.
     """
@@ -192,4 +228,4 @@ class StackProgram:
                     if len(self._scratch) > SHAPES_KEPT:
                         self._scratch.popitem(last=False)
             for launch in scratch.launches:
-                launch.start(rows, told, scratch.small, stream, keep=not captured)
+                launch.start(rows, told, stream, keep=not captured)

@@ -58,6 +58,8 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
         return f"{recipe.held} holds GEMMs beside fp16, the precision is {recipe.precision}"
     if (recipe.held == "held-all" or recipe.redoes_small) and (reason := needs_capability(machine, (8, 0))):
         return f"{recipe.held} multiplies in TF32: {reason}"
+    if recipe.fusion == "stack-at-once" and not recipe.redoes_small:
+        return f"{recipe.held} does no rows again, neither at once nor later"
     if reason := size_refusal(case, "one kernel"):
         return reason
     if machine.capability is not None and machine.capability < (8, 0) and D > 64:
@@ -198,3 +200,15 @@ def constants_of(
         "SPLIT_WV": splits_value_weights(recipe, turn),
         "PC": min(cut.projection or case.d_model, case.d_model),
     }
+
+
+def second_at_once(cut: Cut, first: Cut) -> Cut:
+    """The second turn's cut where it shares its launch with the first: as many warps, and key by key."""
+    return cut._replace(attend="loop", N=min(cut.N, 64), warps=first.warps)
+
+
+def at_once(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """`stack_at_once_kernel`'s compile-time arguments, in its order, from those of its turns."""
+    own = ("M", "N", "FC", "TILES", "TILES_UP", "STAGES", "PC")
+    told = {name: value for name, value in first.items() if name not in ("TURN", "FIRST_TILES", "FIRST_TILES_UP")}
+    return told | {f"AGAIN_{name}": second[name] for name in own}

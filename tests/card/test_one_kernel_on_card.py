@@ -43,7 +43,7 @@ def test_one_kernel_is_right_and_waits_for_what_it_reads(name):
     (scratch,) = program._scratch.values()
     for _ in range(100):
         out_BSD.fill_(torch.nan)
-        scratch.launches[0].qkv.fill_(torch.nan)
+        scratch.turns[0].qkv.fill_(torch.nan)
         program(x_BSD, out_BSD)
         assert torch.equal(out_BSD, first_BSD)
 
@@ -55,8 +55,8 @@ def test_a_wait_that_is_left_out_would_be_seen():
     out_BSD = torch.empty_like(x_BSD)
     program(x_BSD, out_BSD)
     (scratch,) = program._scratch.values()
-    scratch.launches[0].published.fill_(1 << 20)
-    scratch.launches[0].qkv.fill_(torch.nan)
+    scratch.turns[0].published.fill_(1 << 20)
+    scratch.turns[0].qkv.fill_(torch.nan)
     program(x_BSD, out_BSD)
     assert not out_BSD.isfinite().all()
 
@@ -124,7 +124,9 @@ def test_two_streams_at_once_do_not_share_scratch():
     assert all(torch.equal(out_BSD, wanted_BSD) for out_BSD in outputs)
 
 
-@pytest.mark.parametrize("words", ["fp16/stack/held-small", "fp16/stack/held-values-small"])
+@pytest.mark.parametrize(
+    "words", ["fp16/stack/held-small", "fp16/stack/held-values-small", "fp16/stack-at-once/held-small"]
+)
 @pytest.mark.parametrize("name", ["1", "6"])
 def test_later_calls_are_right_wherever_their_rows_and_masks_lie(name, words):
     """A kernel compiled for addresses in sixteens may not serve others; nor may the quick launcher mix them up."""
@@ -150,6 +152,26 @@ def test_later_calls_are_right_wherever_their_rows_and_masks_lie(name, words):
         mask = torch.ones(mask_BS.numel() + 4, dtype=torch.bool, device="cuda")[offset:][: mask_BS.numel()]
         program(x_BSD, out, mask.view_as(mask_BS))
         torch.testing.assert_close(out, wanted_BSD, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("held", ["held-small", "held-ffn-small", "held-values-small"])
+@pytest.mark.parametrize("name", ["1", "2", "5", "7", "12", "13"])
+def test_both_turns_in_one_launch_give_the_bits_of_two(name, held):
+    """Call after call, over poisoned scratch, other rows hold a small token: none, one, some, all."""
+    case = small(name)
+    two, one = (program_of(case, f"fp16/{fusion}/{held}") for fusion in ("stack", "stack-at-once"))
+    generator = torch.Generator("cuda").manual_seed(5)
+    for call in range(40):
+        x_BSD = torch.randn(case.batch_size, case.seq_len, case.d_model, device="cuda", generator=generator)
+        chosen_B = torch.rand(case.batch_size, device="cuda", generator=generator) < (0, 0.02, 0.5, 1)[call % 4]
+        x_BSD[chosen_B, case.seq_len // 2] *= 0.01
+        want_BSD, got_BSD = (torch.full_like(x_BSD, torch.nan) for _ in range(2))
+        for scratch in one._scratch.values():
+            for turn in scratch.turns:
+                turn.qkv.fill_(torch.nan)
+        two(x_BSD, want_BSD)
+        one(x_BSD, got_BSD)
+        assert torch.equal(want_BSD, got_BSD), call
 
 
 def test_rows_of_one_position_are_right():

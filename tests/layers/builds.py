@@ -7,7 +7,7 @@ from frontier.case import Case
 from frontier.layers import ffn_triton, join_triton, scores_triton, short_triton, stack_triton, tail_triton
 from frontier.layers import tail as tail_room
 from frontier.layers.costs import NORM_EPS
-from frontier.layers.stack_cut import Turn, constants_of, cut_of, in_three
+from frontier.layers.stack_cut import Turn, at_once, constants_of, cut_of, in_three, second_at_once, turns_of
 from frontier.recipe import REFERENCE, parse_recipe
 
 Capability = tuple[int, int]
@@ -84,10 +84,31 @@ def stack(capability: Capability) -> Iterator[tuple[str, Build]]:
         weights, scratch = ("fp32" if three else "fp16" for three in in_three(recipe, turn))
         arguments = {"x_ptr": "*fp32", "out_ptr": "*fp32", "valid_ptr": "*i1", "weights_ptr": f"*{weights}"}
         arguments |= {"vectors_ptr": "*fp32", "qkv_ptr": f"*{scratch}", "published_ptr": "*i32", "small_ptr": "*i32"}
-        arguments |= {"call": "i32", "S": "i32", "qkv_layer_stride": "i64"}
+        arguments |= {"call": "i32", "S": "i32", "layer_stride": "i64"}
         sizes = constants_of(case, recipe, cut, case.seq_len, turn, masked=name != "13", on_card=True)
         sizes |= cut.options
         yield f"case {name} {words} {turn}", Build(stack_triton.stack_kernel, arguments, sizes)
+    if capability >= (8, 0):
+        yield from at_once_builds(capability)
+
+
+def at_once_builds(capability: Capability) -> Iterator[tuple[str, Build]]:
+    """Both turns in one launch: with few tiles and with many."""
+    for name in ("2", "13") if capability == (9, 0) else ("7",):
+        case, recipe = Case.load(name), parse_recipe("fp16/stack-at-once/held-small", REFERENCE)
+        cuts = [cut_of(case, recipe, case.batch_size, case.seq_len, capability, turn) for turn in turns_of(recipe)]
+        cuts[1] = second_at_once(cuts[1], cuts[0])
+        sizes = [
+            constants_of(case, recipe, cut, case.seq_len, turn, masked=name != "13", on_card=True)
+            for cut, turn in zip(cuts, turns_of(recipe), strict=True)
+        ]
+        arguments = {"x_ptr": "*fp32", "out_ptr": "*fp32", "valid_ptr": "*i1", "small_ptr": "*i32", "call": "i32"}
+        for prefix, dtype in (("", "fp16"), ("again_", "fp32")):
+            arguments |= {f"{prefix}weights_ptr": f"*{dtype}", f"{prefix}vectors_ptr": "*fp32"}
+            arguments |= {f"{prefix}qkv_ptr": f"*{dtype}", f"{prefix}published_ptr": "*i32"}
+        arguments |= {"S": "i32", "layer_stride": "i64", "again_layer_stride": "i64", "firsts": "i32"}
+        kernel = stack_triton.stack_at_once_kernel
+        yield f"case {name} at once", Build(kernel, arguments, at_once(*sizes) | cuts[0].options)
 
 
 def tail(capability: Capability) -> Iterator[tuple[str, Build]]:

@@ -53,7 +53,7 @@ def run(
     for _ in range(2):
         got_BSD = torch.full_like(x_BSD, torch.nan)
         for scratch in program._scratch.values():
-            scratch.launches[0].qkv.fill_(torch.nan)
+            scratch.turns[0].qkv.fill_(torch.nan)
         program(x_BSD, got_BSD, valid_BS)
     return got_BSD.double(), exact(case, state, x_BSD, valid_BS)
 

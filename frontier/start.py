@@ -93,6 +93,9 @@ def start(
                 lines = ", ".join(map(str, claims.broken_lines))
                 log.warning("%s is damaged in line %s: what that claimed is made again", run_dir / JOURNAL, lines)
             claimed = None if claims is None else claims.row_sha256
+            part = Path(f"{output}.partial")
+            if claims is not None and not claims.row_sha256 and Path(output).exists() and not part.exists():
+                _check_all_claimed(Path(output).name, case, claims.row_sha256)
         sink = _open_sink(output, case, overwrite, threads, claimed, bool(kept.parts))
         if isinstance(sink, FileSink):
             _check_claims(sink, case, choices, quiet)

@@ -33,7 +33,7 @@ def child(asked: dict[str, Any]) -> None:
     if asked.get("plant") == "claims parts first":
         claim_parts_first()
     if asked.get("kill_at"):
-        count_steps(asked["kill_at"])
+        count_steps(asked["kill_at"], asked.get("signal", signal.SIGKILL))
     cli.main(asked["words"], prog_name="frontier")
 
 
@@ -71,8 +71,8 @@ def claim_parts_first() -> None:
     Parts.wrote = lambda self, step: None  # type: ignore[method-assign]
 
 
-def count_steps(last: int) -> None:
-    """SIGKILL in place of step number `last`."""
+def count_steps(last: int, number: int) -> None:
+    """A signal, SIGKILL for one, in place of step number `last`."""
     done, lock = 0, threading.Lock()
 
     def counted(true_step: Any) -> Any:
@@ -81,7 +81,7 @@ def count_steps(last: int) -> None:
             with lock:
                 done += 1
                 if done == last:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), number)
             return true_step(*arguments, **named)
 
         return step

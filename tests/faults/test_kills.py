@@ -94,18 +94,20 @@ def test_a_run_that_is_asked_to_stop_goes_on_to_the_same_bytes(
 
 
 def test_what_was_finished_before_a_stop_is_not_made_again(nursery: Nursery, folder: Path) -> None:
-    for turn in range(20):
-        ended = nursery.run(folder, *GO_ON, signal_after_s=0.03 + 0.003 * turn, signal=signal.SIGTERM)
+    for step in range(40, 160, 6):
+        ended = nursery.run(folder, *GO_ON, kill_at=step, signal=signal.SIGTERM)
         if "are whole in y.npy.partial" in ended["stderr"]:
             break
         clear(folder)
-    last = int(ended["stderr"].split("rows 0-")[1].split(" ")[0])
+    told = ended["stderr"].split(" of 12 are whole")[0].rpartition("rows ")[2]  # such as `0-4, 6`: writers overtake
+    spans = [(int(first), int(last or first)) for first, _, last in (span.partition("-") for span in told.split(", "))]
+    whole = sum(last - first + 1 for first, last in spans)
     assert "--run-dir kept --resume" in ended["stderr"]
     go_on_to_the_end(nursery, folder)
     record = json.loads((folder / "kept" / "record.json").read_text())
     assert record["kind"] == "resumed"
-    assert record["notes"]["resumed"] == {"done_rows": last + 1, "drifted": []}
-    assert record["flops"] > 0 or last == 11
+    assert record["notes"]["resumed"] == {"done_rows": whole, "drifted": []}
+    assert record["flops"] > 0 or whole == 12
 
 
 def test_a_run_that_is_complete_has_nothing_left_to_do(

@@ -210,14 +210,17 @@ def test_a_look_tells_how_far_it_is(words: tuple[str, ...], monkeypatch: pytest.
     assert ("3 of 5 claimed rows, " in done.stderr and "GiB" not in done.stderr) is (not words)
 
 
+@pytest.mark.parametrize("claims", ["of the last rows", "of all"])
 def test_a_whole_output_of_a_run_killed_at_its_end_is_never_written_under_its_name(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, claims: str
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(RunDir, "finish", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         assert try_run("--output", "y.npy").exit_code == 130
     journal = Path("kept/journal.jsonl").read_bytes()
-    os.truncate("kept/journal.jsonl", len(journal) - 1)  # what claimed the last row
+    lines = journal.splitlines(keepends=True)
+    lost = lines[-1:] if claims == "of the last rows" else lines[1:]
+    os.truncate("kept/journal.jsonl", len(journal) - sum(map(len, lost)) + (claims == "of the last rows"))
     before = Path("y.npy").read_bytes(), os.stat("y.npy").st_mtime_ns
     done = try_run("--output", "y.npy", "--resume")
     assert_refused(done, 2, "y.npy is whole and the journal claims ", " of its 5 rows", "start anew with --overwrite")

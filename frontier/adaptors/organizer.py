@@ -99,7 +99,8 @@ class UserOptimizedTransformer(PlainStack):
             # Not is_exporting(): compilers before PyTorch 2.13 take it for True in every trace (seen: 2.11).
             if torch.is_grad_enabled() or torch.compiler._is_exporting_flag:
                 return super().forward(x, valid_token_mask)
-            answer: Tensor = _whole_stack(x, valid_token_mask, self._number)
+            # The compiler must see what the answer depends on: weights may be edited or replaced in its very graph.
+            answer: Tensor = _whole_stack(x, valid_token_mask, list(self.parameters()), self._number)
             return answer
         return self._run(x, valid_token_mask)
 
@@ -243,11 +244,46 @@ def _machine(device: str) -> Machine:
 
 
 @torch.library.custom_op("frontier::whole_stack", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def _whole_stack(x_BSD: Tensor, valid_BS: Tensor | None, number: int) -> Tensor:
+def _whole_stack(x_BSD: Tensor, valid_BS: Tensor | None, parameters: list[Tensor], number: int) -> Tensor:
     """The module of that number, as one operation of a compiled graph: a compiler must not look inside."""
-    return _alive[number]._run(x_BSD, valid_BS)
+    module = _alive[number]
+    own = dict(module.named_parameters())
+    if all(given is known for given, known in zip(parameters, own.values(), strict=True)):
+        return module._run(x_BSD, valid_BS)
+    # Weights that the graph computed, or that a caller put in the place of the module's own while it was traced.
+    given = {f"stack.{name}": parameter for name, parameter in zip(own, parameters, strict=True)}
+    answer: Tensor = torch.func.functional_call(_Plainly(module), given, (x_BSD, valid_BS))
+    return answer
 
 
 @_whole_stack.register_fake
-def _(x_BSD: Tensor, valid_BS: Tensor | None, number: int) -> Tensor:
+def _(x_BSD: Tensor, valid_BS: Tensor | None, parameters: list[Tensor], number: int) -> Tensor:
     return x_BSD.new_empty(x_BSD.shape)
+
+
+@_whole_stack.register_vmap
+def _(
+    info: Any, dims: Any, x_BSD: Tensor, valid_BS: Tensor | None, parameters: list[Tensor], number: int
+) -> tuple[Tensor, int]:
+    def at(tensor: Any, dim: int | None, i: int) -> Any:
+        return tensor if dim is None else tensor.select(dim, i).contiguous()
+
+    answers = [
+        _whole_stack(
+            at(x_BSD, dims[0], i), at(valid_BS, dims[1], i),
+            [at(parameter, dim, i) for parameter, dim in zip(parameters, dims[2], strict=True)], number,
+        )
+        for i in range(info.batch_size)
+    ]  # fmt: skip
+    return torch.stack(answers), 0
+
+
+class _Plainly(nn.Module):
+    """A module's plain way, for other weights than its own."""
+
+    def __init__(self, stack: UserOptimizedTransformer) -> None:
+        super().__init__()
+        self.stack = stack
+
+    def forward(self, x_BSD: Tensor, valid_BS: Tensor | None) -> Tensor:
+        return self.stack._run_plain(x_BSD, valid_BS, "other weights are given than the module's own")

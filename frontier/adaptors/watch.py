@@ -5,6 +5,7 @@ Gives    yes or no; before that, why a tree cannot be watched at all.
 Knows nothing of programs, shapes or devices.
 """
 
+import sys
 from itertools import chain, count
 from operator import attrgetter
 from typing import Any
@@ -42,6 +43,20 @@ class WatchedParameter(nn.Parameter):
         self._mark()
         Tensor.data.__set__(self, data)  # type: ignore[attr-defined]
 
+    def detach(self) -> Tensor:
+        """As any tensor's; but `nn.Parameter(p)` detaches p too, and takes nothing that is not of p's own class."""
+        detached = Tensor.detach(self)
+        if not torch.compiler.is_compiling() and sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
+            return torch.Tensor._make_subclass(WatchedParameter, detached)
+        return detached
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        if id(self) not in memo:
+            own: Tensor = Tensor.data.__get__(self)  # type: ignore[attr-defined]
+            memo[id(self)] = nn.Parameter(own.clone(memory_format=torch.preserve_format), self.requires_grad)
+        copied: nn.Parameter = memo[id(self)]
+        return copied
+
     def _mark(self) -> None:
         WatchedParameter.uses[id(self)] = WatchedParameter.latest = next(_ticks)
 
@@ -68,8 +83,11 @@ class Watch:
              `p.untyped_storage()`, a pointer, another process, a collective such as `dist.broadcast(p)`; through a
              `p.data` taken before an earlier call.
              To `torch.utils.swap_tensors` with another module's parameter that is watched too, to a change of
-             `normalized_shape`, and to functions replaced in PyTorch's classes. After these call
-             `load_state_dict(state_dict())`.
+             `normalized_shape`, to a part whose `__dict__` or one of whose tables is replaced as a whole, to an
+             attribute that takes the place of a deleted one, to another `config`, and to functions replaced in
+             PyTorch's classes. After these call `load_state_dict(state_dict())`.
+             In a function that Inductor compiled: to its own edits of weights before a call in it, which it may
+             write past PyTorch's counts. Calls after the function see them.
     """
 
     __slots__ = (

@@ -164,6 +164,48 @@ def test_a_compiled_module_still_runs_the_recipe(pair: Any, backend: str) -> Non
         assert budget(compiled(pair.x), pair.theirs(pair.x)) < TIGHT
 
 
+def others(model: Any) -> dict[str, torch.Tensor]:
+    return {name: 1.3 * parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_function_heeds_the_weights_that_it_is_given(pair: Any, backend: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(lambda model, given, x: torch.func.functional_call(model, given, (x,)), backend=backend)
+    with torch.no_grad():
+        pair.ours(pair.x)
+        given = others(pair.theirs)
+        got, want = compiled(pair.ours, given, pair.x), torch.func.functional_call(pair.theirs, given, (pair.x,))
+        assert budget(got, want) < TIGHT < 1 < budget(want, pair.theirs(pair.x))
+        assert budget(pair.ours(pair.x), pair.theirs(pair.x)) < TIGHT
+
+
+def test_weights_that_are_edited_in_the_compiled_function_itself_are_followed(pair: Any) -> None:
+    def between(model: Any, x: torch.Tensor, given: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        before = model(x)
+        model.layers[0].ffn_in.weight.mul_(1.5)
+        for parameter, other in zip(model.parameters(), given, strict=True):
+            parameter.copy_(0.5 * (parameter + other))
+        return before, model(x)
+
+    torch.compiler.reset()
+    compiled = torch.compile(between, backend="aot_eager")
+    given = list(others(pair.theirs).values())
+    with torch.no_grad():
+        for _ in range(3):
+            got, want = compiled(pair.ours, pair.x, given), between(pair.theirs, pair.x, given)
+            assert budget(got[0], want[0]) < TIGHT and budget(got[1], want[1]) < TIGHT < 1 < budget(want[0], want[1])
+        assert budget(pair.ours(pair.x), pair.theirs(pair.x)) < TIGHT
+
+
+def test_a_compiled_function_over_many_batches_is_right(pair: Any) -> None:
+    torch.compiler.reset()
+    x = torch.stack([pair.x, 2 * pair.x])
+    with torch.no_grad():
+        got = torch.compile(torch.vmap(pair.ours), backend="aot_eager")(x)
+        assert budget(got, torch.stack([pair.theirs(rows) for rows in x])) < TIGHT
+
+
 def test_a_compiler_that_takes_every_trace_for_an_export_is_not_believed(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """What is looked at beside the weights; where looking ends; and what nobody can see, as the watch itself says."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -133,3 +134,22 @@ def test_what_the_watch_says_that_it_cannot_see_is_so_and_loading_mends_it(pair:
         assert budget(pair.ours(pair.x), pair.theirs(pair.x)) > 1
         pair.ours.load_state_dict(pair.ours.state_dict())
         assert budget(pair.ours(pair.x), pair.theirs(pair.x)) < TIGHT
+
+
+def test_a_watched_parameter_may_be_made_a_parameter_again(pair: Any) -> None:
+    with torch.no_grad():
+        pair.ours(pair.x)
+    for model in (pair.ours, pair.theirs):
+        linear = model.layers[0].ffn_in
+        linear.weight = nn.Parameter(linear.weight)
+        nn.utils.parametrizations.weight_norm(model.layers[1].ffn_out)
+        with torch.no_grad():
+            linear.weight.mul_(1.5)
+            model.layers[1].ffn_out.parametrizations.weight.original0.mul_(2)
+    with torch.no_grad():
+        assert budget(pair.ours(pair.x), pair.theirs(pair.x)) < TIGHT
+    parameter = pair.ours.layers[0].ffn_in.bias
+    assert type(copy.deepcopy(parameter)) is nn.Parameter and torch.equal(copy.deepcopy(parameter), parameter)
+    assert not nn.Parameter(parameter, requires_grad=False).requires_grad
+    assert type(parameter.detach()) is torch.Tensor
+    assert all(type(tensor) is torch.Tensor for tensor in pair.ours.state_dict().values())

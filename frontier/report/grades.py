@@ -24,14 +24,20 @@ def sections(records: list[Record]) -> Iterator[str]:
 
 
 def _mean(grades: list[Record]) -> Iterator[str]:
-    """Of the medians of each shipped case without options of its own; nothing unless all in-core cases passed."""
-    speedups: dict[str, list[float]] = {}
-    for record in grades:
-        if record.verdicts["script"]["verdict"] == "pass" and not record.notes.get("options"):
-            speedups.setdefault(str(record.case["name"]), []).append(record.notes["speedup"])
-    if set(speedups) >= set(shipped_names()[:-1]):
-        medians = [statistics.median(speedups[name]) for name in shipped_names()[:-1]]
-        yield f"Geometric mean of the speedups: **{math.prod(medians) ** (1 / len(medians)):.2f} x**."
+    """Of the medians of each shipped case without options of its own, a commit: one tells nothing of another's.
+
+    Nothing of a commit unless all in-core cases passed there.
+    """
+    for commit in dict.fromkeys(record.commit for record in grades):
+        speedups: dict[str, list[float]] = {}
+        for record in grades:
+            passed = record.verdicts["script"]["verdict"] == "pass" and not record.notes.get("options")
+            if record.commit == commit and passed:
+                speedups.setdefault(str(record.case["name"]), []).append(record.notes["speedup"])
+        if set(speedups) >= set(shipped_names()[:-1]):
+            medians = [statistics.median(speedups[name]) for name in shipped_names()[:-1]]
+            mean = math.prod(medians) ** (1 / len(medians))
+            yield f"Geometric mean of the speedups at `{(commit or 'unknown')[:12]}`: **{mean:.2f} x**."
 
 
 def _grade(key: str, part: str, form: str) -> Callable[[Record], str]:
@@ -50,6 +56,7 @@ _COLUMNS: tuple[Column[Record], ...] = (
     ("ours ms", _grade("optimized_ms", "p50", ".4f")),
     ("speedup", _grade("speedup", "", ".2f")),
     ("ran", lambda r: f"`{r.recipe}`"),
+    ("commit", lambda r: f"`{(r.commit or 'unknown')[:12]}`"),
     ("options", lambda r: str(r.notes.get("options") or "")),
     ("reason", lambda r: str(r.notes.get("reason") or "")),
 )

@@ -21,7 +21,8 @@ _HEAD = (
 )  # fmt: skip
 _SAYS = (
     "*attention TFLOP/s* is the FLOP of attention alone by the seconds of the whole pass, *of the kernel alone* its "
-    "share of the fastest plain call of the same kernel on one row that lies on the card, of the length in brackets; "
+    "share of the fastest plain call of the same kernel on one row that lies on the card, of the length in brackets: "
+    "above 100% where the kernel is faster at a chunk's size (*chunk_tflops* of its record below) than at that length; "
     "*all TFLOP/s* counts projections and feed-forward too, with its share. *x no budget*: beside the same run without "
     "a device budget. *card busy*: the union of compute events by the pass."
 )

@@ -210,7 +210,7 @@ def proxy(recipe: str | None, seeds: int, as_json: bool, quiet: bool, **options:
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF THE SCRIPT]")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def referee(arguments: tuple[str, ...]) -> None:
     """Judge a run directory in float64: `frontier referee RUN_DIR` is `referee check RUN_DIR`."""
     from referee.cli import cli as referee_cli

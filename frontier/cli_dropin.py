@@ -20,7 +20,7 @@ _file = click.Path(path_type=Path)
 @click.option("--output", type=_file, help="FILE.jsonl to append the records to, instead of stdout.")
 @click.option("--timeout", default=1800.0, show_default=True, help="Seconds for a case.")
 @click.option("--commit", help="For a checkout without history: what the records name.")
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF THE SCRIPT]")
 def grade(
     script: Path,
     cases: str,

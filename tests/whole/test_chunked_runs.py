@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,22 @@ def test_a_chunked_run_passes_the_referee_and_equals_whole_rows(causal: str, mas
     plan = made["plan"]
     assert (plan["flow"], plan["chunk"], plan["why"]) == ("chunked", 40, "asked for")
     assert whole_made["plan"]["flow"] == "whole" and whole_made["plan"]["chunk"] is None
+
+
+@pytest.mark.parametrize("causal", ["--causal", "--no-causal"])
+def test_what_lies_on_the_disk_is_what_was_planned(causal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spool and output at their largest: before each step is written, and when all are."""
+    seen_bytes, write = [0], ChunkedRows.write
+
+    def measured(self: ChunkedRows, *given: Any) -> None:
+        write(self, *given)
+        there = [path for path in (*Path("kept").glob("spool*"), *Path().glob("y.npy*")) if path.is_file()]
+        seen_bytes.append(sum(path.stat().st_size for path in there))
+
+    monkeypatch.setattr(ChunkedRows, "write", measured)
+    run("--output", "y.npy", "--run-dir", "kept", causal, *CHUNKED, "--spool", "file", *flags(**SIZES | {"layers": 3}))
+    planned_bytes = manifest_of("kept")["plan"]["planned_bytes"]["disk"]
+    assert 0.95 * planned_bytes < max(seen_bytes) <= planned_bytes + 128  # the header of a .npy
 
 
 def test_an_input_file_an_output_file_and_a_resident_input_serve_chunks_too() -> None:

@@ -120,7 +120,7 @@ class _Job:
     ) -> None:
         self.plan, self.source, self.sink, self.choices, self.listeners = plan, source, sink, choices, listeners
         self.read_by = source.how if isinstance(source, FileSource) else None
-        self.trace = Trace()
+        self.trace = Trace(keeps=choices.trace is not None)
         self.pass_s: list[float] = []
         self.card_s: list[float] = []
         self.begun_s = time.time()

@@ -25,20 +25,52 @@ class Event(NamedTuple):
     ended_s: float
 
 
-class Trace:
-    """Keeps every event of a run, in order of arrival."""
+# Of a trace that keeps the latest alone: some 200 KiB.
+MOST_EVENTS = 1024
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+
+class Busy(NamedTuple):
+    """Seconds of a verb's events up to a moment, counted once where several overlap."""
+
+    total_s: float = 0.0
+    reached_s: float = float("-inf")
+
+    def and_then(self, event: Event) -> "Busy":
+        """With one that begins no earlier than those before it."""
+        added_s = max(0.0, event.ended_s - max(self.reached_s, event.began_s))
+        return Busy(self.total_s + added_s, max(self.reached_s, event.ended_s))
+
+
+class Trace:
+    """Keeps every event of a run, in order of arrival; or, to add them up, the latest alone.
+
+    `keeps`   all, for `save`: a run of millions of steps would hold a gigabyte of them
+    """
+
+    def __init__(self, keeps: bool = True) -> None:
+        self._keeps, self._lock = keeps, threading.Lock()
         self.events: list[Event] = []
+        self._busy = {verb: Busy() for verb in VERBS}
 
     def __call__(self, event: Event) -> None:
         with self._lock:
             self.events.append(event)
+            if not self._keeps and len(self.events) >= MOST_EVENTS:
+                # Events arrive nearly in order of their beginnings: what the younger half overlaps is yet to come.
+                self.events.sort(key=lambda event: event.began_s)
+                self._busy = self._with(self.events[: MOST_EVENTS // 2])
+                del self.events[: MOST_EVENTS // 2]
 
     def busy_s(self) -> dict[str, float]:
         """Seconds each verb was at work, by the union of its events."""
-        return {verb: _union_s([e for e in self.events if e.verb == verb]) for verb in VERBS}
+        with self._lock:
+            return {verb: busy.total_s for verb, busy in self._with(self.events).items()}
+
+    def _with(self, events: list[Event]) -> "dict[Verb, Busy]":
+        busy = dict(self._busy)
+        for event in sorted(events, key=lambda event: event.began_s):
+            busy[event.verb] = busy[event.verb].and_then(event)
+        return busy
 
     def save(self, path: Path) -> None:
         """Write the Chrome trace event format: one track a verb, complete events in microseconds."""
@@ -62,11 +94,3 @@ class Trace:
         partial = path.with_name(f"{path.name}.partial")
         partial.write_text(json.dumps({"traceEvents": tracks + spans, "displayTimeUnit": "ms"}))
         partial.replace(path)
-
-
-def _union_s(events: list[Event]) -> float:
-    total_s, reached_s = 0.0, float("-inf")
-    for event in sorted(events, key=lambda event: event.began_s):
-        total_s += max(0.0, event.ended_s - max(reached_s, event.began_s))
-        reached_s = max(reached_s, event.ended_s)
-    return total_s

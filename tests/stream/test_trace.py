@@ -80,6 +80,24 @@ def test_busy_seconds_are_the_moments_in_any_event(times: list[tuple[int, int]])
     assert trace.busy_s()["compute"] == len(moments)
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), max_size=300), st.integers(1, 4))
+def test_a_trace_that_keeps_the_latest_alone_adds_up_the_same(gaps: list[tuple[int, int]], late: int) -> None:
+    """Events that last up to 30 moments and arrive up to four places late, through a trace of 64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("frontier.stream.trace.MOST_EVENTS", 64)
+        whole, latest, began_s, held = Trace(), Trace(keeps=False), 0, []
+        for turn, (gap_s, lasted_s) in enumerate(gaps):
+            began_s += gap_s
+            held.append(event(VERBS[turn % 2], began_s, began_s + lasted_s))
+            if len(held) > late:
+                for trace in (whole, latest):
+                    trace(held[-1])
+                    trace(held[0])
+                held = held[1:-1]
+            assert len(latest.events) < 64
+        assert latest.busy_s() == whole.busy_s()
+
+
 def test_the_chrome_trace_is_well_formed(lanes: Lanes, tmp_path: Path) -> None:
     journey = Journey()
     journey.go(lanes, 3)

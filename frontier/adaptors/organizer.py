@@ -68,6 +68,11 @@ class UserOptimizedTransformer(PlainStack):
         self.config = config
         self._begin()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "config":  # the script's own class asks its configuration at each call
+            super().__setattr__("causal", value.causal)
+
     def _begin(self) -> None:
         """What is never copied or pickled with a module: its programs, its number, its counts."""
         self._served: dict[Key, Served] = {}

@@ -84,8 +84,8 @@ class Watch:
              `p.data` taken before an earlier call.
              To `torch.utils.swap_tensors` with another module's parameter that is watched too, to a change of
              `normalized_shape`, to a part whose `__dict__` or one of whose tables is replaced as a whole, to an
-             attribute that takes the place of a deleted one, to another `config`, and to functions replaced in
-             PyTorch's classes. After these call `load_state_dict(state_dict())`.
+             attribute that takes the place of a deleted one, and to functions replaced in PyTorch's classes.
+             After these call `load_state_dict(state_dict())`.
              In a function that Inductor compiled: to its own edits of weights before a call in it, which it may
              write past PyTorch's counts. Calls after the function see them.
     """

@@ -1,6 +1,7 @@
 """What is looked at beside the weights; where looking ends; and what nobody can see, as the watch itself says."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,11 @@ def set_causal(model: nn.Module) -> str:
     return "causal is False, the stack was made with True"
 
 
+def set_config(model: nn.Module) -> str:
+    model.config = SimpleNamespace(**{**vars(model.config), "causal": False})
+    return "causal is False, the stack was made with True"
+
+
 def set_heads(model: nn.Module) -> str:
     model.layers[0].attention.heads = 1
     return "`layers.0.attention` has 1 heads, the stack was made with 4"
@@ -43,7 +49,7 @@ def hook_everything(model: nn.Module) -> str:
 
 
 @pytest.mark.parametrize("first", ["before", "after"])
-@pytest.mark.parametrize("change", [set_epsilon, set_causal, set_heads, give_a_forward, hook_everything])
+@pytest.mark.parametrize("change", [set_epsilon, set_causal, set_config, set_heads, give_a_forward, hook_everything])
 def test_a_changed_setting_is_followed(pair: Any, monkeypatch: pytest.MonkeyPatch, change: Any, first: str) -> None:
     hooks = nn.modules.module._global_forward_hooks
     try:

@@ -55,7 +55,7 @@ def main() -> int:
     if given.child:
         one_call(given.cases[0], given.recipe)
         return 0
-    ncu = shutil.which("ncu") or next(iter(sorted(glob.glob("/opt/nvidia/nsight-compute/*/ncu"))), None)
+    ncu = shutil.which("ncu") or min(glob.glob("/opt/nvidia/nsight-compute/*/ncu"), default=None)
     if ncu is None:
         parser.error("there is no ncu (Nsight Compute) here: it comes with the CUDA toolkit")
     machine = Machine.detect("cuda")

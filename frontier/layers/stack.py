@@ -97,7 +97,6 @@ class _Turn:
             case, recipe, parted, S, turn, masked=masked, on_card=device.type == "cuda",
             first_tiles=first.tiles if first else None,
         )  # fmt: skip
-        self.options = parted.options
         self.tiles: int = self.constants["TILES"]
         self.programs = B * self.tiles
         self.published = torch.zeros(self.programs * case.layers, dtype=torch.int32, device=device)
@@ -120,20 +119,20 @@ class _Launch:
         self._turns, self._small = turns, small
         self._own = (*(tensor for turn in turns for tensor in turn.own), small)
         self._numbers: tuple[int, ...] = (S, *(turn.layer_stride for turn in turns))
-        self._constants, self._options = turns[0].constants, turns[0].options
+        self._constants, self._options = turns[0].constants, turns[0].cut.options
         if len(turns) > 1:
             self._numbers += (turns[0].programs,)
             self._constants = at_once(turns[0].constants, turns[1].constants)
         self._grid = (sum(turn.programs for turn in turns), 1, 1)
         self._go: Queue | None = None
-        self.restart()
+        self.calls = 0
 
     def restart(self) -> None:
         """Count calls from 0 again."""
         for turn in self._turns:
             turn.published.zero_()
         if len(self._turns) > 1:
-            self._small.fill_(-1)  # no tile of any call has written yet
+            self._small.fill_(-1)
         self.calls = 0
 
     def start(self, rows: tuple[Tensor, ...], told: tuple[int, ...], stream: int, keep: bool) -> None:
@@ -165,7 +164,8 @@ class _Scratch:
         self.turns: list[_Turn] = []
         for turn in turns_of(program.recipe):
             self.turns.append(_Turn(program, turn, B, S, masked, self.turns[0] if self.turns else None))
-        small = torch.zeros(self.turns[0].programs, dtype=torch.int32, device=program.device)
+        # No tile of any call has written yet; a flag of call 0 is 0 or 1 where both turns go at once.
+        small = torch.full((self.turns[0].programs,), -1, dtype=torch.int32, device=program.device)
         together = [self.turns] if program.recipe.fusion == "stack-at-once" else [[turn] for turn in self.turns]
         self.launches = [_Launch(S, turns, small) for turns in together]
 

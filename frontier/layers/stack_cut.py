@@ -146,14 +146,13 @@ def cut_of(
         # 0.057 ms on case 1, 0.068 with two stages; two leave room for two tiles a multiprocessor (case 5).
         # All columns of q, k or v at once take 0.059 ms on case 1, 64 0.062; on case 11 0.103 and 0.098.
         return Cut("single", rows, keys, columns, 4, 2 if tiles > 132 and half else 3, 64 if K < 16 else None)
-    keys = min(rows, 64)
     if not half or K == 128:
-        return Cut("loop", rows, keys, columns, 4, 2 if K == 128 else 3)
+        return Cut("loop", rows, rows, columns, 4, 2 if K == 128 else 3)
     if splits(recipe, turn) or splits_value_weights(recipe, turn):
         # With 168 registers 7.7 ms on case 6, with as many as it wishes 7.2.
-        return Cut("loop", rows, keys, columns, 4, 3, 64)
+        return Cut("loop", rows, rows, columns, 4, 3, 64)
     # 168 registers leave room for three tiles a multiprocessor: 6.2 ms on case 6 for 6.5, 0.69 on case 13 for 0.73.
-    return Cut("loop", rows, keys, 32, 4, 3, 64, 168) if seq_len > 128 else Cut("loop", rows, keys, 64, 4, 2, 64, 168)
+    return Cut("loop", rows, rows, 32, 4, 3, 64, 168) if seq_len > 128 else Cut("loop", rows, rows, 64, 4, 2, 64, 168)
 
 
 def constants_of(

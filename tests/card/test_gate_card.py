@@ -1,4 +1,4 @@
-"""What only a card can show of the gate: work that comes late on another stream, TF32's own noise, its speed."""
+"""What only a card can show of the gate: work that comes late on another stream, TF32's own noise."""
 
 from typing import Any
 

@@ -30,6 +30,19 @@ def made(case: Case, words: str) -> StackProgram:
     return program
 
 
+def pair(monkeypatch: pytest.MonkeyPatch, case: Case, first: Cut, held: str = "held-small") -> list[StackProgram]:
+    """In two launches, and at once."""
+    monkeypatch.setattr(stack_cut, "cut_of", lambda *given: AGAIN if "second" in given else first)
+    return [made(case, f"fp16/{fusion}/{held}") for fusion in ("stack", "stack-at-once")]
+
+
+def outputs_of(programs: list[StackProgram], x_BSD: torch.Tensor, *mask: Any) -> list[torch.Tensor]:
+    outputs = [torch.full_like(x_BSD, torch.nan) for _ in programs]
+    for program, out_BSD in zip(programs, outputs, strict=True):
+        program(x_BSD, out_BSD, *mask)
+    return outputs
+
+
 def some_small(case: Case, call: int) -> torch.Tensor:
     """Other rows hold a small token at each call: none, the first, the last, all."""
     x_BSD = rows_of(case) * (3 + call)
@@ -38,61 +51,42 @@ def some_small(case: Case, call: int) -> torch.Tensor:
     return x_BSD
 
 
-def cut_as(monkeypatch: pytest.MonkeyPatch, first: Cut) -> None:
-    monkeypatch.setattr(stack_cut, "cut_of", lambda *given: AGAIN if "second" in given else first)
-
-
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
     ("cut", "held"), [(HEADS, "held-small"), (SINGLE, "held-values-small"), (LOOP, "held-ffn-small")], ids=str
 )
 def test_one_launch_gives_the_bits_of_two(monkeypatch: pytest.MonkeyPatch, cut: Cut, held: str, masked: bool) -> None:
     case = sized(batch_size=3, layers=1 + (cut is LOOP))
-    cut_as(monkeypatch, cut)
     monkeypatch.setattr(stack, "CALLS_BEFORE_RESET", 3)
-    two, one = made(case, f"fp16/stack/{held}"), made(case, f"fp16/stack-at-once/{held}")
+    two, one = pair(monkeypatch, case, cut, held)
     valid_BS = torch.arange(case.seq_len).expand(3, case.seq_len) % 7 != 1 if masked else None
     for call in range(5):
-        x_BSD = some_small(case, call)
-        want_BSD, got_BSD = (torch.full_like(x_BSD, torch.nan) for _ in range(2))
         for scratch in one._scratch.values():
             for turn in scratch.turns:
                 turn.qkv.fill_(torch.nan)
-        two(x_BSD, want_BSD, valid_BS)
-        one(x_BSD, got_BSD, valid_BS)
-        assert torch.equal(want_BSD, got_BSD), call
+        assert torch.equal(*outputs_of([two, one], some_small(case, call), valid_BS)), call
     (scratch,) = one._scratch.values()
     assert len(scratch.launches) == 1 and scratch.launches[0].calls == 2
 
 
 def test_a_length_that_fills_no_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     case = sized(batch_size=2, seq_len=37)
-    cut_as(monkeypatch, LOOP)
-    two, one = made(case, "fp16/stack/held-small"), made(case, "fp16/stack-at-once/held-small")
-    x_BSD = some_small(case, 2)
-    want_BSD, got_BSD = torch.empty_like(x_BSD), torch.empty_like(x_BSD)
-    two(x_BSD, want_BSD)
-    one(x_BSD, got_BSD)
-    assert torch.equal(want_BSD, got_BSD)
+    assert torch.equal(*outputs_of(pair(monkeypatch, case, LOOP), some_small(case, 2)))
 
 
-def test_flags_of_another_call_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: flags of a later call. The second turn takes them for this one's, and does every row again."""
+def test_each_flag_tells_of_which_call_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand calls on, each tile's flag is twice the call's number, and one more where it held a small token."""
     case = sized(batch_size=3)
-    cut_as(monkeypatch, SINGLE)
-    two, one = made(case, "fp16/stack/held-small"), made(case, "fp16/stack-at-once/held-small")
+    two, one = pair(monkeypatch, case, SINGLE)
     x_BSD = some_small(case, 1)
-    want_BSD, got_BSD = torch.empty_like(x_BSD), torch.empty_like(x_BSD)
-    two(x_BSD, want_BSD)
-    one(x_BSD, got_BSD)
+    want_BSD, _ = outputs_of([two, one], x_BSD)
     (scratch,) = one._scratch.values()
     launch = scratch.launches[0]
     launch.calls = 1 << 10
     for turn in scratch.turns:
         for tile in range(turn.tiles):  # as after so many calls
             turn.published.view(case.batch_size, turn.tiles, case.layers)[:, tile] = launch.calls * tile
-    one(x_BSD, got_BSD)
-    assert torch.equal(want_BSD, got_BSD)
+    assert torch.equal(want_BSD, *outputs_of([one], x_BSD))
     assert scratch.launches[0]._small.tolist() == [2 * 1024 + (b == 0 and t == 1) for b in range(3) for t in range(2)]
 
 

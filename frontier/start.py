@@ -93,9 +93,8 @@ def start(
                 lines = ", ".join(map(str, claims.broken_lines))
                 log.warning("%s is damaged in line %s: what that claimed is made again", run_dir / JOURNAL, lines)
             claimed = None if claims is None else claims.row_sha256
-            part = Path(f"{output}.partial")
-            if claims is not None and not claims.row_sha256 and Path(output).exists() and not part.exists():
-                _check_all_claimed(Path(output).name, case, claims.row_sha256)
+            if claimed is not None and not claimed and not overwrite:
+                _refuse_unclaimed(output, case)
         sink = _open_sink(output, case, overwrite, threads, claimed, bool(kept.parts))
         if isinstance(sink, FileSink):
             _check_claims(sink, case, choices, quiet)
@@ -206,6 +205,17 @@ def _check_all_claimed(output: str, case: Case, claimed: Collection[int]) -> Non
             f"{output} is whole and the journal claims {len(claimed)} of its {case.batch_size} rows",
             hint="start anew with --overwrite",
         )
+
+
+def _refuse_unclaimed(output: str, case: Case) -> None:
+    """That a whole output whose journal lost all its claims is not taken for somebody else's file."""
+    if os.path.lexists(f"{output}.partial"):
+        return
+    try:
+        FinishedFile(output, case, 1).close()
+    except (DataError, ResumeError):  # none, or another file: the sink says what it thinks of it
+        return
+    _check_all_claimed(output, case, ())
 
 
 def _say_changed(output: str, changed: Sequence[int], num_looked: int) -> str:

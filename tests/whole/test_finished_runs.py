@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commandline import assert_refused, manifest_of, run, small_case, try_run
 
-from frontier.data.sinks import FinishedFile
+from frontier.data.sinks import FileSink, FinishedFile
 from frontier.rundir import RunDir
 from frontier.stream import progress
 
@@ -227,3 +228,17 @@ def test_a_whole_output_of_a_run_killed_at_its_end_is_never_written_under_its_na
     assert (Path("y.npy").read_bytes(), os.stat("y.npy").st_mtime_ns) == before
     Path("kept/journal.jsonl").write_bytes(journal)
     run("--output", "y.npy", "--resume")
+
+
+def test_an_older_output_that_may_be_replaced_does_not_stop_a_run_that_claimed_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("y.npy").write_bytes(b"an older one")
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSink, "write", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert try_run("--output", "y.npy", "--overwrite").exit_code == 130
+    assert Path("y.npy").read_bytes() == b"an older one" and not Path("y.npy.partial").exists()
+    refused = try_run("--output", "y.npy", "--resume")
+    assert_refused(refused, 2, "y.npy exists already", "--overwrite")
+    run("--output", "y.npy", "--resume", "--overwrite")
+    assert np.load("y.npy").shape[0] == 5

@@ -174,6 +174,21 @@ def test_both_turns_in_one_launch_give_the_bits_of_two(name, held):
         assert torch.equal(want_BSD, got_BSD), call
 
 
+def test_flags_of_the_first_turn_that_came_too_early_would_be_seen():
+    """Flags of this call that stand before it began say that no row is small: the second turn believes them."""
+    case = small("2")
+    x_BSD, program = rows_of(case) * 0.01, program_of(case, "fp16/stack-at-once/held-small")
+    right_BSD, out_BSD = torch.empty_like(x_BSD), torch.empty_like(x_BSD)
+    program(x_BSD, right_BSD)
+    program(x_BSD, out_BSD)
+    assert torch.equal(out_BSD, right_BSD)
+    (scratch,) = program._scratch.values()
+    (launch,) = scratch.launches
+    launch._small.fill_(2 * launch.calls)
+    program(x_BSD, out_BSD)
+    assert not torch.equal(out_BSD, right_BSD)
+
+
 def test_rows_of_one_position_are_right():
     """Their length is a constant to Triton: the kernel does not take it."""
     case = dataclasses.replace(small("5"), seq_len=1)

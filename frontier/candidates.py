@@ -54,10 +54,10 @@ _ON_A_CARD = (
     "fp16/stack/held-all",
     "fp16/stack/held-small",
     "fp16/stack/held-ffn-small",
-    "fp16/stack/held-values-small",
+    "fp16/stack/held-output-small",
     "fp16/stack-at-once/held-small",
     "fp16/stack-at-once/held-ffn-small",
-    "fp16/stack-at-once/held-values-small",
+    "fp16/stack-at-once/held-output-small",
 )
 _ON_A_CPU = ("fp32/packed/dense", "fp32/separate/flash", "fp32/packed/flash", "fp32/packed/flash/compile")
 

@@ -16,8 +16,8 @@ Projection = Literal["separate", "packed"]
 Attention = Literal["dense", "cudnn", "flash", "efficient", "fa4", "short", "scores"]
 Join = Literal["torch-join", "triton-join"]
 Ffn = Literal["torch-ffn", "triton-ffn"]
-HeldAtOnce = Literal["held-none", "held-projections", "held-ffn", "held-values", "held-all"]
-Held = Literal[HeldAtOnce, "held-small", "held-ffn-small", "held-values-small"]
+HeldAtOnce = Literal["held-none", "held-projections", "held-ffn", "held-output", "held-all"]
+Held = Literal[HeldAtOnce, "held-small", "held-ffn-small", "held-output-small"]
 Launch = Literal["eager", "graph", "compile", "compile-reduce-overhead", "compile-max-autotune"]
 Fusion = Literal["by-part", "tail", "stack", "stack-at-once"]
 
@@ -32,9 +32,9 @@ class Recipe:
     attention    the kernel: materialised scores, or a fused kernel by name
     join         residual add, LayerNorm and cast: PyTorch's, or one Triton kernel
     ffn          bias and gelu behind the first feed-forward GEMM, or in its epilogue
-    held         GEMMs that keep more digits where `precision` is lower: some, all, or that of v alone,
-                 which spends most of what the first tokens of many rows spend; with `small`, rows that have a small
-                 token, whose rounding the last norm would magnify, are done again in float32
+    held         GEMMs that keep more digits where `precision` is lower: some, all, or attention's output
+                 projection for the first tokens of a row alone, where most of the error is; with `small`, rows
+                 that have a small token, whose rounding the last norm would magnify, are done again in float32
     launch       eager, one CUDA graph a shape, or a mode of `torch.compile`
     fusion       part by part; or one kernel for all between two attentions, which leaves no join or ffn to choose;
                  or the whole stack as one kernel, which fixes every part but precision and held; `at-once`: where

@@ -60,8 +60,8 @@ def refusal(case: Case, recipe: Recipe, machine: Machine) -> str | None:
 def _precision_refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     if recipe.precision == "tf32x3":
         return "only the one kernel for the whole stack multiplies in tf32x3"
-    if recipe.held_at_once == "held-values":
-        return f"{recipe.held}: only the one kernel for the whole stack holds the weights of v alone"
+    if recipe.held_at_once == "held-output":
+        return f"{recipe.held}: only the one kernel for the whole stack holds the output projection alone"
     if recipe.held != "held-none" and not recipe.is_half:
         return f"{recipe.held} keeps GEMMs in float32 beside fp16 or bf16, the precision is {recipe.precision}"
     if recipe.redoes_small and LAUNCH[recipe.launch].traces:

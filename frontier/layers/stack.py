@@ -27,7 +27,7 @@ from frontier.layers.stack_cut import (
     constants_of,
     in_three,
     splits,
-    splits_value_weights,
+    splits_output_weights,
     splits_values,
     turns_of,
 )
@@ -49,14 +49,14 @@ def pack_weights(
     *,
     folds_scale: bool = True,
     splits_ffn: bool = False,
-    splits_values: bool = False,
+    splits_output: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(weights as `dtype`, vectors in float32) as `stack_kernel` reads them; folded in float64, rounded once.
 
     A LayerNorm's gain goes into the rows of the weights behind it and its bias into their biases; the softmax
     scale, times log2(e), into q unless attention applies it itself; the biases of k and v as the kernel's first
-    lines say. `splits_ffn`, `splits_values`: what rounding left of the feed-forward
-    weights, or of v's, lies behind them.
+    lines say. `splits_ffn`, `splits_output`: what rounding left of the feed-forward
+    weights, or of the output projection's, lies behind them.
     """
     scale = case.head_width**-0.5 * math.log2(math.e) if folds_scale else 1.0
     matrices: list[Tensor] = []
@@ -72,7 +72,7 @@ def pack_weights(
         gain1, bias1, gain2, bias2 = (get(name, kind) for name in ("norm1", "norm2") for kind in ("weight", "bias"))
         first, last = get("ffn_in", "weight"), get("ffn_out", "weight")
         added, feed = [gain1[:, None] * v, out], [gain2[:, None] * first, last]
-        halved = [*(feed if splits_ffn else ()), *(added[:1] if splits_values else ())]
+        halved = [*(feed if splits_ffn else ()), *(added[1:] if splits_output else ())]
         matrices += [gain1[:, None] * q * scale, gain1[:, None] * k, *added, *feed]
         matrices += [m - m.to(dtype).double() for m in halved]
         nothing = torch.zeros_like(bq)
@@ -187,7 +187,7 @@ class StackProgram:
                 torch.float32 if in_three(recipe, turn)[0] else working_dtype(recipe),
                 device,
                 splits_ffn=splits(recipe, turn),
-                splits_values=splits_value_weights(recipe, turn),
+                splits_output=splits_output_weights(recipe, turn),
             )
             for turn in turns_of(recipe)
         }

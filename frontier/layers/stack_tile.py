@@ -74,14 +74,14 @@ def run_tile(  # type: ignore[no-untyped-def]
     SMALL: tl.constexpr,
     TURN: tl.constexpr,
     FAST: tl.constexpr,
-    SPLIT_WV: tl.constexpr,
+    SPLIT_OUT: tl.constexpr,
     PC: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """`out = stack(x)` of one tile of `[B, S, D]` rows: tile t of row b is number b x TILES + t.
 
     weights   of each layer q, k, v and out [D, D], [D, F], [F, D]; stored as [in, out]; under SPLIT what rounding
-              left of the last two once more, under SPLIT_WV what it left of v's
+              left of the last two once more, under SPLIT_OUT what it left of out's
     vectors   of each layer 3D (q's bias, then zeros), D, D, F; at the end gain and bias of the last norm; float32
     qkv       [L if TILES > 1 else 1, B, S, 3D], in the precision of attention's operands; 4D under SPLIT_V, which
               adds what rounding left of v
@@ -89,7 +89,7 @@ def run_tile(  # type: ignore[no-untyped-def]
     P, GROUP  columns of q that are taken at once, and the heads that share them; what exceeds them is padding
     small     [B, TILES]: under TURN "first", whether a tile held a token that varies by less than SMALL, so
               that the last norm magnifies the rounding, or one that overflowed
-    SPLIT_WV  v of a row's first tile is made of both halves of both factors: over few keys nothing averages out
+    SPLIT_OUT the context of a row's first tile meets both halves of out's weights: over few keys nothing averages out
     PC        columns of q, k and v at a time; fewer take less registers and shared memory
     TURN      "first": small is written; any other: it is not
     AT_ONCE   small holds 2 x call and whether there was one, and is written last: others wait for it
@@ -98,9 +98,9 @@ def run_tile(  # type: ignore[no-untyped-def]
     """
     gemm = weights_ptr.dtype.element_ty
     half = qkv_ptr.dtype.element_ty
-    LAYER_WEIGHTS: tl.constexpr = (5 if SPLIT_WV else 4) * D * D + (4 if SPLIT else 2) * D * F
+    LAYER_WEIGHTS: tl.constexpr = (5 if SPLIT_OUT else 4) * D * D + (4 if SPLIT else 2) * D * F
     LAYER_VECTORS: tl.constexpr = 5 * D + F
-    LOW: tl.constexpr = 2 * D * (D + F)  # from v's weights to what rounding left of them
+    LOW: tl.constexpr = D * (D + 2 * F)  # from out's weights to what rounding left of them
     R: tl.constexpr = (4 if SPLIT_V else 3) * D
     b = (number // TILES).to(tl.int64)
     tile = number % TILES
@@ -127,7 +127,7 @@ def run_tile(  # type: ignore[no-untyped-def]
     row_ptr = qkv_ptr + b * (S * R)
     # Later tiles see so many keys that rounding averages out, unless most of the row's first ones are padding.
     is_early = tile == 0
-    if SPLIT_WV and MASKED:
+    if SPLIT_OUT and MASKED:
         at_M = tl.arange(0, M)
         valid_M = tl.load(valid_ptr + b * S + at_M, mask=at_M < S, other=0) != 0
         is_early = is_early | (tl.sum(valid_M.to(tl.int32), axis=0) < M // 2)
@@ -151,8 +151,7 @@ def run_tile(  # type: ignore[no-untyped-def]
             tl.store(own_ptr + 2 * D, v_MD.to(half), mask=real_M[:, None])
         else:
             projected(
-                x_MD, row_ptr, w_ptr, v_ptr, place_M, real_M, is_early, D, R, M, PC, LOW, SPLIT_V, SPLIT_WV, DOT,
-                STAGES, EPS,
+                x_MD, row_ptr, w_ptr, v_ptr, place_M, real_M, D, R, M, PC, SPLIT_V, DOT, STAGES, EPS
             )  # fmt: skip
         tl.debug_barrier()
         if TILES > 1:
@@ -255,6 +254,10 @@ def run_tile(  # type: ignore[no-untyped-def]
                         top_M = new_M
                     context_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
                 x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
+                if SPLIT_OUT:  # noqa: SIM102  # what is known when it is compiled, then what is known to a tile
+                    if is_early:
+                        low_PD = tl.load(wo_PD_ptr + LOW, mask=own_P[:, None], other=0.0)
+                        x_MD = tl.dot(context_MP.to(gemm), low_PD, x_MD)
         x_MD += tl.load(v_ptr + 3 * D + columns_D)[None, :]
         if ATTEND == "heads":
             # The next layer's weights travel while this feed-forward runs; the last layer fetches its own again.

@@ -22,7 +22,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     TILES_UP: tl.constexpr, ATTEND: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, SPLIT: tl.constexpr,
     SPLIT_V: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr, SMALL: tl.constexpr,
     TURN: tl.constexpr, FIRST_TILES: tl.constexpr, FIRST_TILES_UP: tl.constexpr, FAST: tl.constexpr,
-    SPLIT_WV: tl.constexpr, PC: tl.constexpr,
+    SPLIT_OUT: tl.constexpr, PC: tl.constexpr,
 ):  # fmt: skip
     """One turn; grid `(B x TILES,)`.
 
@@ -37,7 +37,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
         run_tile(
             number, x_ptr, out_ptr, valid_ptr, weights_ptr, vectors_ptr, qkv_ptr, published_ptr, small_ptr, call, S,
             layer_stride, L, D, F, H, K, P, GROUP, M, N, FC, TILES, TILES_UP, ATTEND, CAUSAL, MASKED, SPLIT, SPLIT_V,
-            DOT, STAGES, EPS, SMALL, TURN, FAST, SPLIT_WV, PC, False,
+            DOT, STAGES, EPS, SMALL, TURN, FAST, SPLIT_OUT, PC, False,
         )  # fmt: skip
     else:
         _publish_nothing(published_ptr, number, L, TILES, TILES_UP)
@@ -52,7 +52,7 @@ def stack_at_once_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, FC: tl.constexpr, TILES: tl.constexpr,
     TILES_UP: tl.constexpr, ATTEND: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, SPLIT: tl.constexpr,
     SPLIT_V: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, EPS: tl.constexpr, SMALL: tl.constexpr,
-    FAST: tl.constexpr, SPLIT_WV: tl.constexpr, PC: tl.constexpr, AGAIN_M: tl.constexpr, AGAIN_N: tl.constexpr,
+    FAST: tl.constexpr, SPLIT_OUT: tl.constexpr, PC: tl.constexpr, AGAIN_M: tl.constexpr, AGAIN_N: tl.constexpr,
     AGAIN_FC: tl.constexpr, AGAIN_TILES: tl.constexpr, AGAIN_TILES_UP: tl.constexpr, AGAIN_STAGES: tl.constexpr,
     AGAIN_PC: tl.constexpr,
 ):  # fmt: skip
@@ -67,7 +67,7 @@ def stack_at_once_kernel(  # type: ignore[no-untyped-def]
         run_tile(
             number, x_ptr, out_ptr, valid_ptr, weights_ptr, vectors_ptr, qkv_ptr, published_ptr, small_ptr, call, S,
             layer_stride, L, D, F, H, K, P, GROUP, M, N, FC, TILES, TILES_UP, ATTEND, CAUSAL, MASKED, SPLIT, SPLIT_V,
-            DOT, STAGES, EPS, SMALL, "first", FAST, SPLIT_WV, PC, True,
+            DOT, STAGES, EPS, SMALL, "first", FAST, SPLIT_OUT, PC, True,
         )  # fmt: skip
     else:
         number -= firsts

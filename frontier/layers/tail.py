@@ -28,7 +28,7 @@ def refuses(case: Case, recipe: Recipe, machine: Machine) -> str | None:
     """Why this kernel cannot lie between a case's attentions, or None."""
     if not recipe.is_half:
         return f"precision {recipe.precision}, the kernel between attentions multiplies in fp16 or bf16"
-    if recipe.held_at_once in ("held-projections", "held-values", "held-all"):
+    if recipe.held_at_once in ("held-projections", "held-output", "held-all"):
         return f"{recipe.held}: the kernel between attentions holds the feed-forward GEMMs (held-ffn) or none"
     if recipe.projection != "packed":
         return f"projection {recipe.projection}, the kernel between attentions makes q, k and v packed"

@@ -107,37 +107,23 @@ def projected(  # type: ignore[no-untyped-def]
     v_ptr,
     place_M,
     real_M,
-    is_early,
     D: tl.constexpr,
     R: tl.constexpr,
     M: tl.constexpr,
     C: tl.constexpr,
-    LOW: tl.constexpr,
     SPLIT_V: tl.constexpr,
-    SPLIT_WV: tl.constexpr,
     DOT: tl.constexpr,
     STAGES: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    # q, k and v of norm(x) into their R columns of a row, C columns at a time; under SPLIT_WV v of early tiles of
-    # both halves of both factors, under SPLIT_V what rounding left of v behind it.
+    # q, k and v of norm(x) into their R columns of a row, C columns at a time; under SPLIT_V what rounding left
+    # of v behind it.
     gemm = w_ptr.dtype.element_ty
     half = row_ptr.dtype.element_ty
     columns_D = tl.arange(0, D)
     own_MC_ptr = row_ptr + place_M[:, None] * R + tl.arange(0, C)[None, :]
     h_MD = standardised(x_MD, D, EPS).to(gemm)
-    parts = 3
-    if SPLIT_WV:  # noqa: SIM102  # what is known when it is compiled, then what is known to a tile
-        if is_early:
-            parts = 2
-            h_low_MD = (standardised(x_MD, D, EPS) - h_MD.to(tl.float32)).to(gemm)
-            for column in tl.range(0, D, C, num_stages=STAGES):
-                columns_C = column + tl.arange(0, C)
-                w_DC_ptr = w_ptr + 2 * D * D + columns_D[:, None] * D + columns_C[None, :]
-                w_DC, low_DC = tl.load(w_DC_ptr), tl.load(w_DC_ptr + LOW)
-                v_MC = three_dots(h_MD, h_low_MD, w_DC, low_DC, tl.zeros([M, C], tl.float32))
-                tl.store(own_MC_ptr + 2 * D + column, v_MC.to(half), mask=real_M[:, None])
-    for first in tl.range(0, parts * D, C, num_stages=STAGES):
+    for first in tl.range(0, 3 * D, C, num_stages=STAGES):
         part = first // D
         columns_C = tl.multiple_of(first % D, C) + tl.arange(0, C)
         w_DC = tl.load(w_ptr + part * (D * D) + columns_D[:, None] * D + columns_C[None, :])

@@ -125,7 +125,7 @@ def test_two_streams_at_once_do_not_share_scratch():
 
 
 @pytest.mark.parametrize(
-    "words", ["fp16/stack/held-small", "fp16/stack/held-values-small", "fp16/stack-at-once/held-small"]
+    "words", ["fp16/stack/held-small", "fp16/stack/held-output-small", "fp16/stack-at-once/held-small"]
 )
 @pytest.mark.parametrize("name", ["1", "6"])
 def test_later_calls_are_right_wherever_their_rows_and_masks_lie(name, words):
@@ -154,10 +154,14 @@ def test_later_calls_are_right_wherever_their_rows_and_masks_lie(name, words):
         torch.testing.assert_close(out, wanted_BSD, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("held", ["held-small", "held-ffn-small", "held-values-small"])
+@pytest.mark.parametrize("held", ["held-small", "held-ffn-small", "held-output-small"])
 @pytest.mark.parametrize("name", ["1", "2", "5", "7", "12", "13"])
-def test_both_turns_in_one_launch_give_the_bits_of_two(name, held):
-    """Call after call, over poisoned scratch, other rows hold a small token: none, one, some, all."""
+def test_both_turns_in_one_launch_give_what_two_give(name, held):
+    """Call after call, over poisoned scratch, other rows hold a small token: none, one, some, all.
+
+    Compiled for two kernels, the same float32 operations may be fused otherwise (seen: 1.7e-6); what half precision
+    makes of a small row is wrong by 1e-4 and more. The bits of one kernel's own calls are always the same.
+    """
     case = small(name)
     two, one = (program_of(case, f"fp16/{fusion}/{held}") for fusion in ("stack", "stack-at-once"))
     generator = torch.Generator("cuda").manual_seed(5)
@@ -165,13 +169,15 @@ def test_both_turns_in_one_launch_give_the_bits_of_two(name, held):
         x_BSD = torch.randn(case.batch_size, case.seq_len, case.d_model, device="cuda", generator=generator)
         chosen_B = torch.rand(case.batch_size, device="cuda", generator=generator) < (0, 0.02, 0.5, 1)[call % 4]
         x_BSD[chosen_B, case.seq_len // 2] *= 0.01
-        want_BSD, got_BSD = (torch.full_like(x_BSD, torch.nan) for _ in range(2))
-        for scratch in one._scratch.values():
-            for turn in scratch.turns:
-                turn.qkv.fill_(torch.nan)
+        want_BSD, got_BSD, again_BSD = (torch.full_like(x_BSD, torch.nan) for _ in range(3))
         two(x_BSD, want_BSD)
-        one(x_BSD, got_BSD)
-        assert torch.equal(want_BSD, got_BSD), call
+        for out_BSD in (got_BSD, again_BSD):
+            for scratch in one._scratch.values():
+                for turn in scratch.turns:
+                    turn.qkv.fill_(torch.nan)
+            one(x_BSD, out_BSD)
+        assert torch.equal(got_BSD, again_BSD), call
+        torch.testing.assert_close(got_BSD, want_BSD, atol=1e-5, rtol=0)
 
 
 def test_flags_of_the_first_turn_that_came_too_early_would_be_seen():

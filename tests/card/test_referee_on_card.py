@@ -55,7 +55,8 @@ def test_the_estimate_is_near_the_time() -> None:
     (flops, exps), (flops_per_s, exps_per_s) = card.count_work(100_000, picked_P), card.measure()
     estimated_s, begun_s = flops / flops_per_s + exps / exps_per_s, time.monotonic()
     card.run_stack(x_SD, picked_P, weights)
-    assert 0.5 < (time.monotonic() - begun_s) / estimated_s < 2
+    # What it must catch is a term or a unit left out: other work on the card while it measures counts for twice.
+    assert 0.2 < (time.monotonic() - begun_s) / estimated_s < 5
 
 
 def test_check_judges_a_run_on_the_card(tmp_path: Path) -> None:

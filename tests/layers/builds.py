@@ -77,7 +77,7 @@ def stack(capability: Capability) -> Iterator[tuple[str, Build]]:
         shapes = [("7", "fp16", "only")]
     if capability == (9, 0):
         shapes += [("2", "fp16/held-ffn-small", "first"), ("13", "fp16", "only"), ("7", "tf32x3", "only")]
-        shapes += [("6", "fp16/held-values-small", "first")]
+        shapes += [("6", "fp16/held-output-small", "first")]
     for name, words, turn in shapes:
         case, recipe = Case.load(name), parse_recipe(f"{words}/stack", REFERENCE)
         cut = cut_of(case, recipe, case.batch_size, case.seq_len, capability, turn)

@@ -20,7 +20,7 @@ MakeCase = Callable[..., Case]
 BASE = parse_recipe("fp16/packed/cudnn", REFERENCE)
 LONG = "a row of 20000 positions keeps a device busy by itself, a launch gains up to 16384"
 FFN = "the feed-forward GEMMs are float32 ({}), the Triton one needs fp16 or bf16"
-FIRST = "{}: only the one kernel for the whole stack holds the weights of v alone"
+FIRST = "{}: only the one kernel for the whole stack holds the output projection alone"
 HELD = "held-ffn keeps GEMMs in float32 beside fp16 or bf16, the precision is fp32"
 OURS = "torch.compile makes its own kernels of PyTorch's parts, `{}` is none"
 SEPARATE = "torch.compile writes no GEMM into a part of a buffer, needs packed projections"
@@ -54,7 +54,7 @@ def card(laptop: Machine, capability: tuple[int, int]) -> Machine:
         ("tf32/dense", {}, (7, 5), "compute capability 7.5, needs 8.0"),
         ("bf16/dense", {}, (7, 5), "compute capability 7.5, needs 8.0"),
         ("tf32x3/dense", {}, (9, 0), "only the one kernel for the whole stack multiplies in tf32x3"),
-        ("dense/held-values-small", {}, (9, 0), FIRST.format("held-values-small")),
+        ("dense/held-output-small", {}, (9, 0), FIRST.format("held-output-small")),
         ("graph", {"seq_len": 20_000}, (9, 0), LONG),
         ("compile", {"seq_len": 20_000}, (9, 0), LONG),
         ("short/compile", {}, (9, 0), OURS.format("short")),

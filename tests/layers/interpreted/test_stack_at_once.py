@@ -53,7 +53,7 @@ def some_small(case: Case, call: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize(
-    ("cut", "held"), [(HEADS, "held-small"), (SINGLE, "held-values-small"), (LOOP, "held-ffn-small")], ids=str
+    ("cut", "held"), [(HEADS, "held-small"), (SINGLE, "held-output-small"), (LOOP, "held-ffn-small")], ids=str
 )
 def test_one_launch_gives_the_bits_of_two(monkeypatch: pytest.MonkeyPatch, cut: Cut, held: str, masked: bool) -> None:
     case = sized(batch_size=3, layers=1 + (cut is LOOP))

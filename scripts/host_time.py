@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="records go here, one a line, behind those there")
     parser.add_argument("--commit", help="for a checkout without history")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} finds no CUDA card here, and this measures one")
     machine = Machine.detect("cuda")
     facts = facts_of_now(machine)
     facts |= {"commit": options.commit or facts["commit"]}

@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="records go here, one a line, behind those there")
     parser.add_argument("--commit", help="for a checkout without history")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} finds no CUDA card here, and this measures one")
     jobs = [(name, cut, words) for name in options.cases for cut in CUTS[name] for words in words_of(name)]
     with multiprocessing.get_context("spawn").Pool(12, maxtasksperchild=1) as pool:
         pool.map(compile_one, jobs, chunksize=-(-len(jobs) // 12))

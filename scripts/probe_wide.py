@@ -106,6 +106,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="records go here, one a line, behind those there")
     parser.add_argument("--commit", help="for a checkout without history")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} finds no CUDA card here, and this measures one")
     case, machine = Case.load(options.case), Machine.detect("cuda")
     device = torch.device(machine.device)
     x_BSD = torch.randn(case.batch_size, case.seq_len, case.d_model, device=device)

@@ -130,15 +130,15 @@ def _scratch_row_bytes(case: Case, recipe: Recipe, seq_len: int) -> int:
 
 
 def _stack_scratch_bytes(case: Case, recipe: Recipe, slice_rows: int) -> int:
-    """q, k, v of every layer, and a counter for each layer and 16 positions: a full cut's and a short last one's.
+    """q, k, v of every layer, and counters for each layer and 16 positions: a full cut's and a short last one's.
 
-    A second launch, for small rows, has its own, in float32.
+    A second launch, for small rows, has its own q, k, v, in float32.
     """
     a_row = _scratch_row_bytes(case, recipe, case.seq_len)
     rows = min(slice_rows, stack_rows_per_launch(case, recipe, case.seq_len))
     counters = slice_rows * case.layers * -(-case.seq_len // 16) * 4
     again = recipe.redoes_small
-    return 2 * (rows * a_row * (3 if again else 1) + counters * (2 if again else 1))
+    return rows * a_row * (3 if again else 1) + 2 * counters * (2 if again else 1)
 
 
 def _token_bytes(case: Case, recipe: Recipe) -> int:

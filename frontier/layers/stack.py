@@ -11,6 +11,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -86,7 +87,14 @@ class _Turn:
     """One turn of a shape: its cut and compile-time arguments, what it reads, its scratch, its counters."""
 
     def __init__(
-        self, program: "StackProgram", turn: Turn, B: int, S: int, masked: bool, first: "_Turn | None"
+        self,
+        program: "StackProgram",
+        turn: Turn,
+        B: int,
+        S: int,
+        masked: bool,
+        first: "_Turn | None",
+        stream: int | None,
     ) -> None:
         case, recipe, device = program.case, program.recipe, program.device
         parted = stack_cut.cut_of(case, recipe, B, S, capability_of(device), turn)
@@ -102,8 +110,7 @@ class _Turn:
         self.published = torch.zeros(self.programs * case.layers, dtype=torch.int32, device=device)
         self.weights, self.vectors = program.packed[turn]
         row_elements = S * (4 if splits_values(recipe, turn) else 3) * case.d_model
-        dtype = torch.float32 if in_three(recipe, turn)[1] else working_dtype(recipe)
-        self.qkv = torch.empty((case.layers if self.tiles > 1 else 1) * B * row_elements, dtype=dtype, device=device)
+        self.qkv = program.room(stream, turn, (case.layers if self.tiles > 1 else 1) * B * row_elements)
         self.layer_stride = B * row_elements
 
     @property
@@ -158,12 +165,12 @@ class _Launch:
 
 
 class _Scratch:
-    """The turns of one shape on one stream, their launches, and what they share."""
+    """The turns of one shape on one stream, their launches, and what they share; `stream` is None for a capture's."""
 
-    def __init__(self, program: "StackProgram", B: int, S: int, masked: bool) -> None:
+    def __init__(self, program: "StackProgram", B: int, S: int, masked: bool, stream: int | None) -> None:
         self.turns: list[_Turn] = []
         for turn in turns_of(program.recipe):
-            self.turns.append(_Turn(program, turn, B, S, masked, self.turns[0] if self.turns else None))
+            self.turns.append(_Turn(program, turn, B, S, masked, self.turns[0] if self.turns else None, stream))
         # No tile of any call has written yet; a flag of call 0 is 0 or 1 where both turns go at once.
         small = torch.full((self.turns[0].programs,), -1, dtype=torch.int32, device=program.device)
         together = [self.turns] if program.recipe.fusion == "stack-at-once" else [[turn] for turn in self.turns]
@@ -193,6 +200,7 @@ class StackProgram:
         }
         self._nobody = torch.ones(1, dtype=torch.bool, device=device)
         self._scratch: OrderedDict[tuple[int, int, bool, bool, int], _Scratch] = OrderedDict()
+        self._rooms: WeakValueDictionary[tuple[int, Turn], Tensor] = WeakValueDictionary()  # gone with their last shape
         self._most_rows: dict[int, int] = {}  # of a launch, by length
         self._lock = threading.Lock()
 
@@ -211,6 +219,16 @@ class StackProgram:
             rows = span.as_slice()
             self._launch(len(span), S, x_BSD[rows], out_BSD[rows], None if valid_BS is None else valid_BS[rows])
 
+    def room(self, stream: int | None, turn: Turn, elements: int) -> Tensor:
+        """Memory for a turn's q, k and v, which all shapes of a stream share, as their launches follow each other."""
+        kept = None if stream is None else self._rooms.get((stream, turn))
+        if kept is None or kept.numel() < elements:
+            dtype = torch.float32 if in_three(self.recipe, turn)[1] else working_dtype(self.recipe)
+            kept = torch.empty(elements, dtype=dtype, device=self.device)
+            if stream is not None:
+                self._rooms[stream, turn] = kept
+        return kept
+
     def _launch(self, B: int, S: int, x_BSD: Tensor, out_BSD: Tensor, valid_BS: Tensor | None) -> None:
         masked = valid_BS is not None
         rows = (x_BSD, out_BSD, self._nobody if valid_BS is None else valid_BS)
@@ -222,7 +240,7 @@ class StackProgram:
             key = (B, S, masked, (x_at | out_at | valid_at) % 16 > 0, stream)
             scratch = None if captured else self._scratch.get(key)
             if scratch is None:
-                scratch = _Scratch(self, B, S, masked)
+                scratch = _Scratch(self, B, S, masked, None if captured else stream)
                 if not captured:
                     self._scratch[key] = scratch
                     if len(self._scratch) > SHAPES_KEPT:

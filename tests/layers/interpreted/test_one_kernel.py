@@ -8,7 +8,7 @@ from plain import plain
 from stacks import rows_of, run_stack, small
 
 from frontier.case import Case
-from frontier.layers import costs, stack, stack_cut
+from frontier.layers import stack, stack_cut
 from frontier.layers.program import make_program, refusal
 from frontier.layers.stack import StackProgram
 from frontier.layers.stack_cut import Cut
@@ -236,28 +236,6 @@ def test_a_folding_left_out_would_be_seen(monkeypatch: pytest.MonkeyPatch, cut: 
         planted.setattr("frontier.layers.stack.math.log2", lambda value: 1.0)
         got_BSD, exact_BSD = run(planted, case, "fp16/stack", cut)
         assert float((got_BSD - exact_BSD).abs().max()) > 1e-2
-
-
-def test_a_batch_larger_than_the_scratch_takes_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = sized(batch_size=5)
-    once, _ = run(monkeypatch, case, "fp16/stack", SINGLE)
-    monkeypatch.setattr(costs, "STACK_SCRATCH_BYTES", 2 * 2 * 32 * 3 * 32 * 2)  # two rows
-    parts, _ = run(monkeypatch, case, "fp16/stack", SINGLE)
-    assert torch.equal(once, parts)
-
-
-def test_counters_start_anew_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "CALLS_BEFORE_RESET", 2)
-    case = sized()
-    monkeypatch.setattr(stack_cut, "cut_of", lambda *given: LOOP)
-    program = StackProgram(seeded_state(case), case, parse_recipe("fp16/stack", REFERENCE), CPU)
-    outputs = []
-    for _ in range(5):
-        out_BSD = torch.empty(2, 32, 32)
-        program(rows_of(case), out_BSD)
-        outputs.append(out_BSD)
-    (scratch,) = program._scratch.values()
-    assert scratch.launches[0].calls == 1 and all(torch.equal(outputs[0], out_BSD) for out_BSD in outputs)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,15 @@ Knows nothing of frontier but its command line.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +29,56 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--script", required=True, help="the benchmark script")
     parser.add_argument("--output", type=Path, required=True, help="records go here, one a line, behind those there")
-    parser.add_argument("--series", type=int, default=5)
+    parser.add_argument("--series", type=int, default=5, choices=range(1, 1000), metavar="N")
     parser.add_argument("--cases", default="1-13")
     parser.add_argument("--drop-in", help="a file to take class and copy function from")
     parser.add_argument("--commit", help="for a checkout without history")
     parser.add_argument("options", nargs="*", help="for the script, after --")
     given = parser.parse_args()
+    if given.output.is_dir() or not given.output.parent.is_dir():
+        parser.error(f"no records can be put in `{given.output}`: --output names a file in a folder that exists")
     command = [*GRADE, "--script", given.script, "--cases", given.cases]
     command += ["--drop-in", given.drop_in] if given.drop_in else []
     command += ["--commit", given.commit] if given.commit else []
-    records = []
-    for turn in range(1, given.series + 1):
-        print(f"series {turn} of {given.series}", file=sys.stderr, flush=True)
-        found, code = run_series([*command, "--", *given.options])
-        for record in found:
-            record["notes"]["series"] = turn
-        with given.output.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in found)
-        records += found
-        if code not in (0, 1):  # 1: a verdict failed, and its record says so
-            print(f"series {turn} ended with exit code {code}: no more are run", file=sys.stderr)
-            return code
+    records: list[dict[str, Any]] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        for turn in range(1, given.series + 1):
+            print(f"series {turn} of {given.series}", file=sys.stderr, flush=True)
+            for record in run_series([*command, "--", *given.options]):
+                record["notes"]["series"] = turn
+                with given.output.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+                records.append(record)
+    except subprocess.CalledProcessError as failed:
+        print(f"series {turn} ended with exit code {failed.returncode}: no more are run", file=sys.stderr)
+        return failed.returncode
+    except KeyboardInterrupt:
+        print(f"stopped by request: {len(records)} records of this run are in {given.output}", file=sys.stderr)
+        return 130
     print(table(records))
     return 0 if records and all(passed(record) for record in records) else 1
 
 
-def run_series(command: list[str]) -> tuple[list[dict[str, Any]], int]:
-    """Records on stdout, and the exit code; talk goes to our stderr."""
+def run_series(command: list[str]) -> Iterator[dict[str, Any]]:
+    """Each record as its case ends; talk goes to our stderr. Whoever stops this ends the series' processes too.
+
+    Raises   CalledProcessError if the series ended otherwise than with 0, or 1: a verdict failed, as its record says.
+    """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}, check=False
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()], done.returncode
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as series:
+        assert series.stdout is not None
+        try:
+            yield from map(json.loads, series.stdout)
+        except BaseException:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                series.wait(2)  # Ctrl-C reaches it by itself; a second signal would cut its cleaning short
+            series.terminate()
+            series.wait()
+            raise
+    if series.returncode not in (0, 1):
+        raise subprocess.CalledProcessError(series.returncode, command)
 
 
 def passed(record: dict[str, Any]) -> bool:

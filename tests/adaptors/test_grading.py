@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import STAND_IN, TINY
 
@@ -217,3 +219,31 @@ def test_a_failed_run_stays_in_the_release(tmp_path: Path, tiny: Path) -> None:
     done, records = release(tmp_path, tiny, "--series", "1", "--drop-in", str(planted))
     assert done.returncode == 1 and len(records) == 1
     assert "| tiny | | 0 of 1 |" in done.stdout and "* case tiny, series 1: " in done.stdout
+
+
+def test_a_release_that_is_stopped_keeps_what_ended_and_leaves_nobody_computing(tmp_path: Path, tiny: Path) -> None:
+    output, endless = tmp_path / "release.jsonl", tmp_path / "endless.py"
+    endless.write_text(
+        f"{OURS}import os, pathlib, time\nclass UserOptimizedTransformer(Ours):\n"
+        "  def __init__(self, config):\n    super().__init__(config)\n    first = pathlib.Path('first')\n"
+        "    if first.exists(): pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(99)\n    first.touch()\n"
+    )
+    command = [sys.executable, str(RELEASE), "--script", str(STAND_IN), "--cases", f"{tiny},{tiny}"]
+    command += ["--output", str(output), "--series", "1", "--drop-in", str(endless)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+    ) as run:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.terminate()
+        _, talk = run.communicate(timeout=60)
+    assert run.returncode == 130 and talk.endswith(f"stopped by request: 1 records of this run are in {output}\n")
+    assert len(output.read_text().splitlines()) == 1
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_a_release_looks_at_its_output_before_it_runs(tmp_path: Path, tiny: Path) -> None:
+    done, _ = release(tmp_path, tiny, "--output", str(tmp_path / "missing" / "release.jsonl"))
+    assert done.returncode == 2 and "names a file in a folder that exists" in done.stderr
+    assert "series 1" not in done.stderr

@@ -71,7 +71,8 @@ class Group:
 
     @property
     def failed_script(self) -> int:
-        return sum(not trial.script.passes for trial in self.trials if trial.script)
+        """By the script's reference; where it is not another than the exact one, on a CPU, by that."""
+        return sum(not (trial.script.passes if trial.script else trial.passes_exact) for trial in self.trials)
 
     @property
     def failed_noise(self) -> int:

@@ -137,6 +137,8 @@ def test_without_tf32_the_exact_reference_serves_for_both() -> None:
     assert unmet(trials) == []
     near = [dataclasses.replace(trial, script=None, noise=None) for trial in drawn(exact=0.72, spread=0.1)]
     assert "chance that five more trials fail" in unmet([*near, *trials[50:]])
+    failing = spoilt(trials, 3, exact=verdict(1.2))
+    assert {"usual inputs pass the exact reference", "the script's reference"} <= {*unmet(failing)}
 
 
 def test_a_few_trials_are_no_evidence_of_the_odds() -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -109,6 +109,9 @@ class Grader:
         verdict = verdict_of(reason, rule)
         summary = found.pop("summary", None)
         found.pop("config", None)
+        if summary:  # so it ran, and these are numbers
+            scale = float(_given(options, "--input-scale", "1"))
+            case = replace(case, seed=int(_given(options, "--seed", "0")), input_scale=scale)
         return Record(
             kind="grade",
             **facts,

@@ -62,6 +62,7 @@ def test_the_drop_in_passes_whatever_options_the_script_is_given(grade: Any, opt
     assert notes["speedup"] > 0 and notes["optimized_ms"]["p50"] > 0 and notes["exit_code"] == 0
     assert record.recipe == ("plain: rows are not a float32 tensor" if "--dtype" in options else "fp32/packed/flash")
     assert set(notes["runs"]) == {record.recipe}
+    assert record.case["input_scale"] == (100 if "--input-scale" in options else 1)
     assert STAND_IN.read_bytes() == before
 
 

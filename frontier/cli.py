@@ -213,9 +213,9 @@ def proxy(recipe: str | None, seeds: int, as_json: bool, quiet: bool, **options:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def referee(arguments: tuple[str, ...]) -> None:
     """Judge a run directory in float64: `frontier referee RUN_DIR` is `referee check RUN_DIR`."""
-    from referee.cli import cli as referee_cli
+    from referee.cli import check
 
-    referee_cli.main(["check", *arguments], prog_name="frontier referee")
+    check.main([*arguments], prog_name="frontier referee")
 
 
 @cli.command()

@@ -85,8 +85,12 @@ def tune(
         raise DataError(f"no folder `{output.parent}`", hint="make it, or name another --output")
     evidence = EvidenceFile(output or evidence_path(machine.name))
     click.echo(f"outcomes go to {evidence.path}", err=True)
+    made = False
     for record in tune_cases(cases, machine, evidence, gate, choices):
+        made = True
         click.echo(record.to_json() if as_json else show_outcome(record))
+    if not made:
+        click.echo("this very source has done all of it on this machine: --again does it once more", err=True)
 
 
 @click.command()

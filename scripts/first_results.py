@@ -44,8 +44,10 @@ def main() -> int:
     if given.child:
         print(json.dumps(first_call(given.child, given.recipe)))
         return 0
-    if given.output is None:
-        parser.error("name a file with --output")
+    if given.output is None or given.output.is_dir() or not given.output.parent.is_dir():
+        parser.error("name a file in a folder that exists with --output")
+    if unknown := [name for name in given.cases if not (ROOT / "configs/cases" / f"{name}.toml").is_file()]:
+        parser.error(f"no case `{unknown[0]}`: name shipped ones, such as 1 or 13")
     if given.caches and given.caches.is_dir() and any(given.caches.iterdir()):
         parser.error(f"{given.caches} is not empty: a first result from a filled cache tells nothing")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.at_once) as pool:

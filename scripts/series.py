@@ -50,7 +50,7 @@ def series(output_folder: str) -> dict[str, tuple[list[str], bool]]:
 HEADLINES = ("resident", "resident, FA4", "12 GiB card, FA4", "6 GiB card, FA4", "on the fly, FA4")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="records go here, one a line")
     parser.add_argument("--commit", help="for a checkout without history")
@@ -68,6 +68,7 @@ def main() -> None:
     if options.referee != "no":
         judge_all([name for name, (_, judged) in chosen.items() if judged], records)
     print(f"{len(records.kept)} records in {options.output}", file=sys.stderr)
+    return 0 if records.kept else 1
 
 
 class Records:
@@ -163,4 +164,4 @@ def slug(name: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -24,6 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("script", type=Path)
     parser.add_argument("options", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
+    if not given.script.is_file():
+        parser.error(f"no file `{given.script}`: name the benchmark script")
     names = _names_of(given.drop_in)
     base: Any = names[NAMES[0]]
     made: list[Any] = []

@@ -181,3 +181,9 @@ def test_a_killed_processs_folder_is_removed_by_the_next_start_and_a_living_ones
         _, _ = living.communicate("\n")
     (folder / "frontier-notes").rmdir()
     assert living.returncode == 0 and not list(folder.glob("frontier-*"))
+
+
+def test_the_exported_file_says_when_the_script_is_none(tmp_path: Path) -> None:
+    (tmp_path / "carried.py").write_text(exported("carried"))
+    done = subprocess.run([sys.executable, "carried.py", "nope.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "no file `nope.py`: name the benchmark script" in done.stderr

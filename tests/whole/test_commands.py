@@ -199,3 +199,8 @@ print(*(line for line in Path("/proc/self/status").read_text().splitlines() if l
     assert "12.21 GiB" in done.stdout
     peak_kib = int(done.stdout.split("VmHWM:")[1].split()[0])
     assert peak_kib < 700 << 10  # torch alone is 0.25 GiB
+
+
+def test_the_usage_of_the_referee_is_a_command_that_works() -> None:
+    done = frontier("referee")
+    assert done.exit_code == 2 and "Usage: frontier referee [OPTIONS] RUN_DIR" in done.stderr

@@ -38,7 +38,8 @@ def test_each_outcome_is_a_line_and_a_record_and_the_second_time_there_is_none(t
     reasons = [r.verdicts["gate"]["reasons"] for r in records if r.notes["stage"] == "stress"]
     assert reasons and all("trials enough to tell" in " ".join(given) for given in reasons)
     assert not any(r.notes["promotable"] for r in records)
-    assert tune().stdout == ""
+    again = tune()
+    assert again.exit_code == 0 and again.stdout == "" and "--again does it once more" in again.stderr
 
 
 def test_an_outcome_as_json_is_the_record(tune, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -15,8 +15,9 @@ MOST_LINES_PER_FILE = 300
 # yardstick 200; first tokens held, even chunks, a quicker launch
 # and inputs read ahead 210; projections in parts and a look at finished outputs 240;
 # both turns of the one kernel in one launch 170, weights that a compiled graph is given 60,
-# a trace of bounded size 20, one memory for all shapes of a stream 20.
-MOST_LINES_IN_ALL = 14_720
+# a trace of bounded size 20, one memory for all shapes of a stream 20,
+# a canary of fused stacks and padding that spreads nothing 60.
+MOST_LINES_IN_ALL = 14_800
 
 FLOORS = (  # lowest first; rooms on one line may not import one another
     {"errors"}, {"units"}, {"spans"},

@@ -153,8 +153,8 @@ def cut_of(
     # 168 registers leave room for three tiles a multiprocessor: 6.2 ms on case 6 for 6.5, 0.69 on case 13 for 0.73.
     # With the output projection's other halves 64 columns in two stages take 7.4 ms on case 6, 32 in three 6.6.
     if seq_len > 128 or splits_output_weights(recipe, turn):
-        return Cut("loop", rows, rows, 32, 4, 3, 64, 168)
-    return Cut("loop", rows, rows, 64, 4, 2, 64, 168)
+        return Cut("loop", rows, rows, min(F, 32), 4, 3, 64, 168)
+    return Cut("loop", rows, rows, columns, 4, 2, 64, 168)
 
 
 def constants_of(

@@ -42,6 +42,7 @@ class Candidate(NamedTuple):
     why: str
     against: str | None = None
     peak_bytes: int | None = None
+    is_foreign: bool = False  # its evidence is of another card
 
 
 def choose(
@@ -61,8 +62,9 @@ def choose(
              0.4 s a pass on case 14 and loses 13 s at its start. With `passes=math.inf` it is for calls on rows
              that lie on the device, again and again: starts do not count, and tuned records speak first.
     Order    passing records of this case on this card, fastest first; then of the nearest case on this card;
-             then of this case on other cards; then their precision with a kernel of torch's own, which the
-             canary checks at the case's length; then float32 with a fused kernel; then the reference.
+             then of this case on other cards, where a fused stack meets a canary of its own; then their precision
+             with a kernel of torch's own, which the canary checks at the case's length; then float32 with a fused
+             kernel; then the reference.
     `chunk` is the length at which rows are cut, if they are: then a recipe must be able to, and the canary runs so.
     `try_kernels=False` believes each kernel's rule without running its canary: for overviews of many cases.
     `out_of_memory` names recipes that ran out of it here: they and all that are known to hold as much are passed
@@ -70,7 +72,7 @@ def choose(
 
     Raises   Unsupported if the recipe asked for refuses: there is no silent fallback.
     """
-    from frontier.layers.canary import why_not
+    from frontier.layers.canary import fused_canary, why_not
     from frontier.layers.program import refusal as rule
 
     def refusal(recipe: Recipe) -> str | None:
@@ -101,6 +103,8 @@ def choose(
         elif peaks and (candidate.peak_bytes or 0) >= min(peaks):
             reason = f"it holds {show_bytes(candidate.peak_bytes or 0)}, and {show_bytes(min(peaks))} were too much"
         reason = reason or refusal(candidate.recipe)
+        if candidate.is_foreign and try_kernels:
+            reason = reason or fused_canary(case, candidate.recipe, machine)
         if reason is None:
             return Choice(candidate.recipe, candidate.why, tuple(passed_over))
         passed_over.append(f"{candidate.recipe}: {reason}")
@@ -165,7 +169,7 @@ def _streamed(
             recipe = _readable(record.recipe)
             if recipe is not None:
                 told = f"{why}: case {record.case['name']}, {record.machine}, {record.median_s:.3g} s a pass"
-                yield near, Candidate(recipe, told)
+                yield near, Candidate(recipe, told, is_foreign=near == _ELSEWHERE)
 
 
 def _called(
@@ -199,7 +203,8 @@ def _called(
             against = None if near == _THIS_CASE else denied.get(record.recipe)
             if near == _NEAREST and budget > 1 - tuned.HEADROOM:
                 against = f"passed case {record.case['name']}; here its error would take {budget:.2f} of the budget"
-            yield near, Candidate(recipe, f"{why}: {tuned.told(record)}", against, record.device_peak_bytes)
+            told = f"{why}: {tuned.told(record)}"
+            yield near, Candidate(recipe, told, against, record.device_peak_bytes, near == _ELSEWHERE)
 
 
 def _readable(text: str) -> Recipe | None:

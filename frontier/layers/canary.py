@@ -1,4 +1,4 @@
-"""A start-up check of an attention kernel on the user's own card, versions and length.
+"""Start-up checks on the user's own card and versions: of an attention kernel, of a stack that one kernel fuses.
 
 Takes    a kernel's name, a case, a device, perhaps the length of a chunk.
 Gives    the reason for which the kernel must not be used, or None.
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from frontier.case import Case
+from frontier.case import OFFICIAL_ATOL, OFFICIAL_RTOL, Case
 from frontier.layers.attention import ATTENTION
 from frontier.layers.block import matmul_precision
 from frontier.layers.cards import on_device
 from frontier.layers.costs import chunk_refusal, most_keys_per_call
-from frontier.layers.program import refusal
-from frontier.layers.weights import working_dtype
+from frontier.layers.program import make_program, refusal
+from frontier.layers.weights import seeded_state, working_dtype
 from frontier.machine import CONTEXT_BYTES, Machine
-from frontier.recipe import Recipe
+from frontier.recipe import REFERENCE, Recipe
 
 # Of a checked row's length, between float64 and the kernel. Rounding leaves 3e-4 (fp16), 3e-3 (bf16), 1e-6
 # (float32) and 6e-4 (TF32); one dropped block of 64 keys among 100,000 leaves 2.5e-2. Of a log-sum-exp the same as it
@@ -30,6 +30,8 @@ TOLERANCE = {"fp16": 4e-3, "bf16": 1e-2, "fp32": 1e-4, "tf32": 4e-3}
 CANARY_HEADS = 2
 # A CPU would take half a minute for 100,000 positions; its kernels' offsets are 64-bit.
 CPU_MOST_POSITIONS = 8_192
+# Of a fused stack's canary: a cut depends on the batch, and all 1.28 million tokens of case 6 are 0.6 GiB.
+FUSED_MOST_TOKENS = 1 << 21
 
 
 def why_not(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = None) -> str | None:
@@ -84,6 +86,34 @@ def canary(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = Non
     except Exception as reason:  # a third party's kernel may fail in any way; the reason is kept and shown
         lines = [*str(reason).strip().splitlines(), *(str(w.message).split(" (Triggered")[0] for w in told)]
         return f"it failed: {'; '.join(lines[:3])[:300]}"
+    return None
+
+
+def fused_canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
+    """Run a stack that a kernel of ours fuses on as many rows as the case has, and check some of them in float32.
+
+    For cards on which it never ran: there it is cut otherwise than where evidence is from. Judged by the official rule,
+    on seeded weights, against the recipe that spells the formula out.
+    """
+    if recipe.fusion == "by-part":
+        return None
+    device, B = torch.device(machine.device), max(1, min(case.batch_size, FUSED_MOST_TOKENS // case.seq_len))
+    generator = torch.Generator(device).manual_seed(7)
+    try:
+        state = seeded_state(case)
+        x_BSD = torch.randn(B, case.seq_len, case.d_model, device=device, generator=generator)
+        out_BSD = torch.full_like(x_BSD, torch.nan)
+        make_program(state, case, recipe, device)(x_BSD, out_BSD)
+        checked = sorted({0, B // 2, B - 1})
+        got_BSD, want_BSD = out_BSD[checked], torch.empty_like(x_BSD[checked])
+        make_program(state, case, REFERENCE, device)(x_BSD[checked], want_BSD)
+    except Exception as reason:
+        return f"it failed: {str(reason).strip().splitlines()[0][:300] if str(reason).strip() else repr(reason)}"
+    off_BSD = (got_BSD - want_BSD).abs()
+    passes_BSD = (off_BSD < OFFICIAL_ATOL) | (off_BSD < OFFICIAL_RTOL * want_BSD.abs())  # a NaN is neither
+    if not bool(passes_BSD.all()):
+        wrong = int((~passes_BSD).sum())
+        return f"wrong numbers: {wrong:,} of {passes_BSD.numel():,} elements fail the rule against float32"
     return None
 
 

@@ -9,7 +9,7 @@ import frontier.layers.canary as canary_module
 from frontier.case import Case
 from frontier.chooser import UNTRIED, choose
 from frontier.errors import Unsupported
-from frontier.recipe import REFERENCE
+from frontier.recipe import REFERENCE, Recipe
 
 CASE = small(name="mine")
 FAIL = {"gate": {"verdict": "fail"}}
@@ -139,6 +139,23 @@ def test_what_the_canary_refuses_is_passed_over_and_named(refuse: Refuse) -> Non
     choice = choose(CASE, card(), records=records)
     assert str(choice.recipe) == "fp16/packed/flash"
     assert choice.passed_over == ("fp16/packed/cudnn: wrong numbers",)
+
+
+def test_a_fused_stack_that_other_cards_vouch_for_meets_a_canary_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def refusing(case: Case, recipe: Recipe, machine: object) -> str:
+        seen.append(str(recipe))
+        return "wrong numbers: 3 of 9 elements fail"
+
+    monkeypatch.setattr(canary_module, "fused_canary", refusing)
+    of_others = [a_record(CASE, "fp16/packed/cudnn", 1.0, machine="NVIDIA A100")]
+    choice = choose(CASE, card(), records=of_others)
+    assert seen == ["fp16/packed/cudnn"]
+    assert "fp16/packed/cudnn: wrong numbers: 3 of 9 elements fail" in choice.passed_over
+    seen.clear()
+    assert str(choose(CASE, card(), records=[a_record(CASE, "fp16/packed/cudnn", 1.0)]).recipe) == "fp16/packed/cudnn"
+    assert not seen  # this card's own evidence says it
 
 
 def test_where_all_kernels_refuse_the_reference_serves_and_each_refusal_is_named(refuse: Refuse) -> None:

@@ -54,8 +54,9 @@ class Served:
             self._program(x_BSD, out_BSD)
         ask = _host_ask if self._oracle is None else self._oracle.ask
         all_valid = ask(valid_BS.all)
-        # Under causal no valid token sees past itself, so tokens cut off at the end change no valid output.
-        unmasked = all_valid or (self._causal and ask(lambda: (valid_BS[:, :-1] >= valid_BS[:, 1:]).all()))
+        # Under causal no valid token sees past itself, so tokens cut off at the end change no valid output, unless
+        # they hold what 0 x NaN would spread.
+        unmasked = all_valid or (self._causal and ask(lambda: _is_cut_off(valid_BS) & _is_tame(x_BSD)))
         self._expect_unmasked = unmasked
         if not unmasked:
             self._program(x_BSD, out_BSD, valid_BS.cpu())
@@ -87,6 +88,16 @@ class Oracle:
             self._answered.record()
         self._answered.synchronize()  # so the mask is read before its owner may free it
         return bool(self._answer)
+
+
+def _is_cut_off(valid_BS: Tensor) -> Tensor:
+    """Whether each row's invalid tokens are its last ones."""
+    return (valid_BS[:, :-1] >= valid_BS[:, 1:]).all()
+
+
+def _is_tame(x_BSD: Tensor) -> Tensor:
+    """Whether all is finite and its squares can be summed; a NaN is below nothing."""
+    return torch.stack(torch.aminmax(x_BSD)).abs().amax() < 1e15
 
 
 def _host_ask(question: Question) -> bool:

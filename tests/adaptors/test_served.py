@@ -139,6 +139,15 @@ def test_tokens_cut_off_at_the_end_give_the_baselines_numbers(causal: bool) -> N
         assert budget(ours(x) * padded[..., None], theirs(x, padded)) > 1
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("held", [torch.nan, torch.inf, -1e25])
+def test_what_cut_off_tokens_hold_reaches_no_valid_one(pair: Any, held: float) -> None:
+    padded = torch.arange(24)[None] < torch.tensor([24, 9, 0])[:, None]
+    clean = pair.x * padded[..., None]
+    spoilt = clean.masked_fill(~padded[..., None], held)
+    assert budget(pair.ours(spoilt, padded), pair.theirs(clean, padded)) < 0.01
+
+
 @pytest.fixture
 def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens in which order, with streams and events of the host's."""

@@ -60,7 +60,7 @@ def tune(
     from frontier.case import Case, shipped_names
     from frontier.errors import DataError
     from frontier.gating import gate
-    from frontier.recipe import REFERENCE, parse_recipe
+    from frontier.recipe import REFERENCE, WORDS, parse_recipe
     from frontier.record import EvidenceFile, evidence_path
     from frontier.show import show_outcome
     from frontier.tuner import STRESS, Choices
@@ -68,6 +68,8 @@ def tune(
 
     cases = [Case.load(name) for name in case_names or shipped_names()[:-1]]
     texts = [text for several in recipes for text in several.split(",")]
+    if unknown := set(without) - {word for words in WORDS.values() for word in words}:
+        raise DataError(f"--without {min(unknown)}: no recipe has such a word", hint="name one of a recipe's words")
     machine = machine_of(options)
     choices = Choices(
         stress=STRESS | {"trials": options["trials"], "seeds": options["seeds"]},

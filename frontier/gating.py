@@ -18,7 +18,7 @@ from torch import Tensor
 from frontier.case import FLOAT32_BYTES, Case
 from frontier.errors import DoesNotFit, Unsupported
 from frontier.judge.gate import Verdict, compare_rows
-from frontier.judge.promotion import GateReport, Group, Trial
+from frontier.judge.promotion import INPUT_SCALES, PADDING, GateReport, Group, Trial
 from frontier.judge.reference import reference, slice_rows
 from frontier.judge.stress import FAMILIES, MASKS, normal_rows, padded_prefixes
 from frontier.layers.block import matmul_precision
@@ -31,8 +31,6 @@ from frontier.units import show_bytes
 Maker = Callable[[State, Case, torch.device], Program]
 
 TRIALS, SEEDS = 25, 2
-INPUT_SCALES = (1e-3, 1e-2, 1.0, 10.0, 100.0)
-PADDING = (0.0, 0.3)
 
 # Programs by part compute masked rows one by one, so that 10,000 of them take seconds a trial.
 MOST_MASKED_ROWS = 128

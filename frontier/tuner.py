@@ -115,8 +115,9 @@ class _Tuning:
             if not set(choices.without) & set(str(recipe).split("/"))
         )
         self.wanted_texts = {str(recipe) for recipe in self.wanted}
-        # What may be kept of earlier work: with --again, nothing.
-        self.kept = {} if choices.again else {r.recipe: r for r in self._known() if self._is_of_now(r)}
+        # What may be kept of earlier work: with --again nothing, of a pass by fewer trials than are asked nothing.
+        done = [] if choices.again else [r for r in self._known() if self._is_of_now(r) and not self._is_short(r)]
+        self.kept = {r.recipe: r for r in done}
 
     def outcomes(self) -> Iterator[Record]:
         """Every recipe screened and timed; then, fastest first, through the whole stress program."""
@@ -145,6 +146,11 @@ class _Tuning:
 
     def _is_of_now(self, record: Record) -> bool:
         return record.source_sha256 == str(self.facts["source_sha256"])
+
+    def _is_short(self, record: Record) -> bool:
+        asked = self.choices.stress["trials"] * self.choices.stress["seeds"]
+        notes = record.notes
+        return bool(notes["stage"] == "stress" and notes["outcome"] == "pass" and notes["trials"] < asked)
 
     def _finalist(self) -> Recipe | None:
         """The fastest that was screened only, unless enough faster ones have passed the whole program."""

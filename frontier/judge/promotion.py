@@ -18,6 +18,9 @@ from frontier.recipe import Recipe
 HEADROOM_BUDGET = 0.8  # of the exact reference's budget
 LARGEST_CHANCE = 0.01
 NEEDED_TRIALS, NEEDED_SEEDS = 25, 2
+# The whole stress program draws inputs at each of these scales with each of these padded shares.
+INPUT_SCALES = (1e-3, 1e-2, 1.0, 10.0, 100.0)
+PADDING = (0.0, 0.3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +159,7 @@ class GateReport:
 
     @property
     def conditions(self) -> list[Condition]:
-        return conditions(self.groups)
+        return [*conditions(self.groups), _whole(self.groups)]
 
     @property
     def promotable(self) -> bool:
@@ -236,6 +239,13 @@ def _all_pass(name: str, groups: list[Group], failed: Callable[[Group], int]) ->
         if group.excused and not failed(group)
     ]
     return Condition(name, not faulty, "; ".join([*faulty, *excused]) or f"all of {made} trials pass")
+
+
+def _whole(groups: list[Group]) -> Condition:
+    made = {(group.trials[0].scale, group.trials[0].padding) for group in groups if group.trials[0].stress is None}
+    missing = [(scale, share) for scale in INPUT_SCALES for share in PADDING if (scale, share) not in made]
+    why = f"no such trial was made at scale {missing[0][0]:g}, padding {missing[0][1]:g}" if missing else "all are here"
+    return Condition("each scale and padding of the stress program", not missing, why)
 
 
 def _enough(usual: list[Group]) -> Condition:

@@ -31,6 +31,12 @@ def test_a_true_layer_passes_every_trial_and_may_be_promoted() -> None:
     assert len(told) == 10 + len(FAMILIES) + len(MASKS), "one line a group while it goes on"
 
 
+def test_a_part_of_the_program_promotes_nothing() -> None:
+    done = frontier(*TINY, "--input-scales", "1,10", "--trials", "25", "--recipe", "fp32/packed/flash")
+    assert done.exit_code == 0 and done.stdout.splitlines()[-1] == "verdict   pass; not to be promoted"
+    assert "NO  each scale and padding of the stress program: no such trial was made at scale 0.001" in done.stdout
+
+
 def test_as_json_it_is_a_record_and_quiet_says_nothing_else() -> None:
     done = frontier(*TINY, *FEW, "--no-adversarial", "--json", "--quiet", "--recipe", "fp32/packed/flash")
     assert done.exit_code == 0 and done.stderr == ""

@@ -38,7 +38,9 @@ def test_each_outcome_is_a_line_and_a_record_and_the_second_time_there_is_none(t
     reasons = [r.verdicts["gate"]["reasons"] for r in records if r.notes["stage"] == "stress"]
     assert reasons and all("trials enough to tell" in " ".join(given) for given in reasons)
     assert not any(r.notes["promotable"] for r in records)
-    again = tune()
+    more = tune("--trials", "3")  # what passed by fewer is done again
+    assert any("fp32/packed/flash" in line for line in more.stdout.splitlines())
+    again = tune("--trials", "3")
     assert again.exit_code == 0 and again.stdout == "" and "--again does it once more" in again.stderr
 
 
@@ -54,6 +56,11 @@ def test_a_case_whose_baseline_does_not_fit_is_refused_with_the_sum(tune) -> Non
     done = tune("--device-budget", "10KiB")
     assert done.exit_code == 3 and "the dense baseline of case tiny needs" in done.stderr
     assert "the device budget is 10.00 KiB" in done.stderr and "hint:" in done.stderr
+
+
+def test_a_word_that_no_recipe_has_is_no_word_to_leave_out(tune) -> None:  # type: ignore[no-untyped-def]
+    done = tune("--without", "nosuchword")
+    assert done.exit_code == 2 and "--without nosuchword: no recipe has such a word" in done.stderr
 
 
 def test_a_recipe_that_cannot_be_read_is_refused_before_anything_is_timed(tune) -> None:  # type: ignore[no-untyped-def]

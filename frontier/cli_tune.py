@@ -98,7 +98,11 @@ def tune(
 @click.command()
 @_cases
 @machine_options
-@click.option("--machine", "machine_name", help="A machine that there are records of, in place of this one.")
+@click.option(
+    "--machine",
+    "machine_name",
+    help="A card by its records alone, in place of this one; what its kernels refuse is not asked.",
+)
 @click.option("--passes", type=click.IntRange(1), help="For `frontier run`, its start counted, in place of calls.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a case.")
 def choose(

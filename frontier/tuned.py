@@ -68,7 +68,8 @@ def ranking(records: Iterable[Record]) -> list[Record]:
     """Records of one problem whose recipes may serve, best first.
 
     A recipe may serve if it passed the whole stress program. Records are gone through as they came: a newcomer
-    passes an incumbent only if it is faster by more than the noise of both; a tie leaves the order as it was.
+    passes an incumbent only if it is faster by more than the noise of both; a tie leaves the order as it was. What is
+    tuned again comes as a newcomer, and of several in one run the fastest of their screening comes first.
     """
     ranked: list[Record] = []
     for record in standing(records):

@@ -54,7 +54,8 @@ class UserOptimizedTransformer(PlainStack):
 
     `ran_last` names what the last call ran: a recipe, or `plain: ` and the reason; `runs` counts the calls of each.
     Changed settings (`causal`, heads, epsilons), hooks and a `forward` of a part's own are heeded too, the plain way;
-    `Watch` names what is looked at after each launch, and the few edits that nobody can see.
+    `Watch` names what is looked at after each launch, and the few edits that nobody can see. Recipes are chosen by
+    evidence of weights as PyTorch initialises them: much larger ones may fail the rule in half precision.
 
     Raises   CaseError if the configuration's sizes fit no stack.
     """

@@ -81,7 +81,8 @@ class Watch:
              a module, `eps`, `heads` and `causal`.
     Blind    to edits of memory that PyTorch does not count: through `p.detach().numpy()`, `p.numpy()`, DLPack,
              `p.untyped_storage()`, a pointer, another process, a collective such as `dist.broadcast(p)`; through a
-             `p.data` taken before an earlier call.
+             `p.data` taken before an earlier call, or of another tensor that shares the parameter's memory
+             (`load_state_dict(assign=True)`, `functional_call`, tied storage).
              To `torch.utils.swap_tensors` with another module's parameter that is watched too, to a change of
              `normalized_shape`, to a part whose `__dict__` or one of whose tables is replaced as a whole, to an
              attribute that takes the place of a deleted one, and to functions replaced in PyTorch's classes.

@@ -1,17 +1,18 @@
 """The section of RESULTS.md on grades: what the benchmark script itself said of the drop-in.
 
 Takes    the records of one machine.
-Gives    Markdown: a row a grade, and geometric means of the speedups that passed.
+Gives    Markdown: a row a grade; medians of a commit's runs, and geometric means of the speedups that passed.
 Knows nothing of how the script was run.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from frontier.case import shipped_names
 from frontier.record import Record
-from frontier.report.tables import Column, with_columns
+from frontier.report.tables import Column, table, with_columns
 
 
 def sections(records: list[Record]) -> Iterator[str]:
@@ -20,24 +21,48 @@ def sections(records: list[Record]) -> Iterator[str]:
     if grades:
         yield "### Graded by the benchmark script"
         yield with_columns(grades, _COLUMNS)
-        yield from _mean(grades)
+        yield from _series(grades)
 
 
-def _mean(grades: list[Record]) -> Iterator[str]:
-    """Of the medians of each shipped case without options of its own, a commit: one tells nothing of another's.
+def _series(grades: list[Record]) -> Iterator[str]:
+    """Of each commit, where all in-core cases passed: medians of its runs, and the geometric mean of their speedups.
 
-    Nothing of a commit unless all in-core cases passed there.
+    Runs with options for the script, or of another file's class, are no part of it; nor do commits mix.
     """
+    names = shipped_names()[:-1]
     for commit in dict.fromkeys(record.commit for record in grades):
-        speedups: dict[str, list[float]] = {}
-        for record in grades:
-            passed = record.verdicts["script"]["verdict"] == "pass" and not record.notes.get("options")
-            if record.commit == commit and passed:
-                speedups.setdefault(str(record.case["name"]), []).append(record.notes["speedup"])
-        if set(speedups) >= set(shipped_names()[:-1]):
-            medians = [statistics.median(speedups[name]) for name in shipped_names()[:-1]]
-            mean = math.prod(medians) ** (1 / len(medians))
-            yield f"Geometric mean of the speedups at `{(commit or 'unknown')[:12]}`: **{mean:.2f} x**."
+        own = [r for r in grades if r.commit == commit and not (r.notes.get("options") or r.notes.get("drop_in"))]
+        runs = {name: [r for r in own if r.case["name"] == name] for name in names}
+        passed = {name: [r.notes for r in runs[name] if r.verdicts["script"]["verdict"] == "pass"] for name in names}
+        if not all(passed.values()):
+            continue
+        where = f"`{(commit or 'unknown')[:12]}`"
+        if max(map(len, passed.values())) > 1:
+            yield f"Medians of the runs at {where}, with the least and the greatest:"
+            yield table(
+                ["case", "passed", "baseline ms", "ours ms", "speedup"],
+                [
+                    [
+                        name,
+                        f"{len(found)} of {len(runs[name])}",
+                        _span([notes["baseline_ms"]["p50"] for notes in found], ".4g"),
+                        _span([notes["optimized_ms"]["p50"] for notes in found], ".4g"),
+                        _span([notes["speedup"] for notes in found], ".2f"),
+                    ]
+                    for name, found in passed.items()
+                ],
+            )
+        mean = math.exp(math.fsum(math.log(_median(found)) for found in passed.values()) / len(names))
+        yield f"Geometric mean of the speedups at {where}: **{mean:.2f} x**."
+
+
+def _median(found: list[dict[str, Any]]) -> float:
+    return float(statistics.median(notes["speedup"] for notes in found))
+
+
+def _span(values: list[float], form: str) -> str:
+    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{spread}"
 
 
 def _grade(key: str, part: str, form: str) -> Callable[[Record], str]:
@@ -57,6 +82,7 @@ _COLUMNS: tuple[Column[Record], ...] = (
     ("speedup", _grade("speedup", "", ".2f")),
     ("ran", lambda r: f"`{r.recipe}`"),
     ("commit", lambda r: f"`{(r.commit or 'unknown')[:12]}`"),
+    ("class of", lambda r: f"`{r.notes['drop_in']}`" if r.notes.get("drop_in") else "frontier"),
     ("options", lambda r: str(r.notes.get("options") or "")),
     ("reason", lambda r: str(r.notes.get("reason") or "")),
 )

@@ -100,17 +100,22 @@ def test_a_first_result_seen_by_its_own_command_fills_in_where_caches_were_warm(
 
 
 def test_the_mean_of_grades_is_of_medians_of_all_cases_at_one_commit_or_not_told() -> None:
-    def graded(name: str, speedup: float, verdict: str = "pass", options: str = "", commit: str = "a" * 40) -> Record:
-        notes = {"speedup": speedup, "options": options, "reason": None}
+    def graded(name: str, speedup: float, verdict: str = "pass", commit: str = "a" * 40, **told: str) -> Record:
+        times = {"baseline_ms": {"p50": 2.0}, "optimized_ms": {"p50": 2.0 / speedup}}
+        notes = {"speedup": speedup, "reason": None, **times, **told}
         record = tuned(name, "fp16/stack", kind="grade", verdicts={"script": {"verdict": verdict}})
         return dataclasses.replace(record, notes=notes, commit=commit)
 
     all_but_one = [graded(str(n), 8.0) for n in range(1, 13)]
     assert "Geometric mean of the speedups" not in text_of(*all_but_one, graded("13", 8.0, "fail"))
     assert "Geometric mean of the speedups" not in text_of(*all_but_one, graded("13", 8.0, options="--dtype float16"))
+    assert "Geometric mean of the speedups" not in text_of(*all_but_one, graded("13", 8.0, drop_in="exported.py"))
     thrice = [graded("13", speedup) for speedup in (1.0, 8.0, 900.0)]
     assert "Geometric mean of the speedups at `aaaaaaaaaaaa`: **8.00 x**" in text_of(*all_but_one, *thrice)
     assert "Geometric mean of the speedups" not in text_of(*all_but_one, graded("13", 8.0, commit="b" * 40))
+    text = text_of(*all_but_one, *thrice, graded("13", 9.0, "fail"))
+    assert row(text, "3 of 4") == ["13", "3 of 4", "2 (2 to 2)", "0.25 (0.002222 to 2)", "8.00 (1.00 to 900.00)"]
+    assert "Medians of the runs" not in text_of(*all_but_one, graded("13", 8.0))
 
 
 def test_means_are_geometric_and_name_their_cases() -> None:
@@ -215,7 +220,7 @@ def test_grades_have_a_table_with_their_reasons() -> None:
     }
     graded = Record(**{n: getattr(graded, n) for n in Record.__slots__} | {"notes": notes})
     assert row(text_of(graded).split("### Graded")[1], "fail") == [
-        "1", "fail", "2.0500", "0.1000", "20.50", "`fp16/stack`", "`unknown`", "", "3 of 9 elements fail",
+        "1", "fail", "2.0500", "0.1000", "20.50", "`fp16/stack`", "`unknown`", "frontier", "", "3 of 9 elements fail",
     ]  # fmt: skip
 
 

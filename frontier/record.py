@@ -8,6 +8,7 @@ Knows nothing of how the numbers came about.
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 import re
 import statistics
@@ -25,6 +26,7 @@ SCHEMA = 1
 PACKAGE = Path(__file__).resolve().parent
 EVIDENCE = PACKAGE.parent / "configs" / "evidence"
 TOLD_OF_TUNED = {"stage", "outcome", "promotable", "noise", "trials"}  # by what a choice is made
+_SIZES = ("batch_size", "seq_len", "d_model", "heads", "ffn_dim", "layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +111,25 @@ class Record:
                 table[key] = tuple(table.get(key, ()))
             if table["kind"] == "tune" and (missing := TOLD_OF_TUNED - table["notes"].keys()):
                 raise ValueError(f"its notes lack {', '.join(sorted(missing))}")
+            _check(table)
             return cls(**table)
         except (ValueError, TypeError, AttributeError, KeyError) as reason:
             raise DataError(f"not a record of schema {SCHEMA}: {reason}", hint="see frontier/record.py") from None
+
+
+def _check(table: dict[str, Any]) -> None:
+    """Raises ValueError, or what Python does at a wrong type, where a choice or a report would stumble."""
+    if not all(isinstance(table.get(key, {}), dict) for key in ("case", "verdicts", "notes", "call_ms", "beside_ms")):
+        raise ValueError("what should hold names and values does not")
+    if any(type(table["case"].get(size)) is not int or table["case"][size] < 1 for size in _SIZES):
+        raise ValueError(f"its case lacks sizes above 0 for {', '.join(_SIZES)}")
+    if not isinstance(table["recipe"], str):
+        raise ValueError(f"its recipe is {table['recipe']!r}")
+    if table["kind"] == "tune" and table["notes"]["outcome"] == "pass":
+        notes = table["notes"]
+        told = [table["call_ms"]["p50"], notes["trials"], notes["noise"], table["verdicts"]["gate"]["budget"]]
+        if not all(math.isfinite(number) for number in told) or min(told[:2]) <= 0:
+            raise ValueError(f"time, trials, noise and budget of its pass are {told}")
 
 
 def read_records(folder: Path = EVIDENCE) -> Iterator[Record]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paper import a_record, small
+from paper import a_record, a_tuned, small
 
 from frontier import record as record_module
 from frontier.errors import DataError
@@ -55,6 +55,30 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, fault: str
     with pytest.raises(DataError, match=r"^a\.jsonl:3: not a record of schema 1") as caught:
         next(found)
     assert caught.value.hint and caught.value.exit_code == 2
+
+
+DAMAGE: dict[str, tuple[str, Any]] = {
+    "its case lacks sizes": ("case", {"batch_size": 0}),
+    "its case lacks sizes above 0": ("case", {"seq_len": "64"}),
+    "its recipe is None": ("recipe", None),
+    "what should hold names and values does not": ("verdicts", "x"),
+    "time, trials, noise and budget of its pass are [nan": ("call_ms", {"p50": math.nan}),
+    "noise and budget of its pass are [1.0, 0,": ("notes", {"trials": 0}),
+    "not a record of schema 1: must be real number, not NoneType": ("notes", {"noise": None}),
+    "not a record of schema 1: 'p50'": ("call_ms", None),
+    "not a record of schema 1: must be real number, not str": ("verdicts", {"gate": {"budget": "nan"}}),
+}
+
+
+@pytest.mark.parametrize("said", DAMAGE)
+def test_a_tuned_record_by_which_nothing_can_be_chosen_is_named(tmp_path: Path, said: str) -> None:
+    key, value = DAMAGE[said]
+    table = json.loads(a_tuned(small(), "fp16/packed/flash").to_json())
+    table[key] = {**table[key], **value} if isinstance(value, dict) else ({} if key == "call_ms" else value)
+    (tmp_path / "mine.jsonl").write_text(f"{a_tuned(small(), 'fp32').to_json()}\n{json.dumps(table)}\n")
+    with pytest.raises(DataError) as found:
+        list(read_records(tmp_path))
+    assert str(found.value).startswith("mine.jsonl:2: ") and said in str(found.value)
 
 
 def test_bytes_that_are_no_text_are_named_with_their_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from frontier import tuned
 from frontier.case import Case
-from frontier.errors import Unsupported
+from frontier.errors import CaseError, Unsupported
 from frontier.layers.costs import chunk_refusal
 from frontier.machine import Machine
 from frontier.recipe import REFERENCE, Attention, Recipe, parse_recipe
@@ -210,7 +210,7 @@ def _called(
 def _readable(text: str) -> Recipe | None:
     try:
         return parse_recipe(text, REFERENCE)
-    except Unsupported:  # a word of another version
+    except CaseError:  # a word of another version
         return None
 
 

@@ -17,7 +17,7 @@ class FrontierError(Exception):
 
 
 class CaseError(FrontierError):
-    """The case, or an option that overrides it, must be mended."""
+    """The case, a recipe's words, or another option must be mended."""
 
 
 class DataError(FrontierError):

@@ -9,7 +9,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from frontier.errors import Unsupported
+from frontier.errors import CaseError
 
 Precision = Literal["fp32", "tf32", "tf32x3", "fp16", "bf16"]
 Projection = Literal["separate", "packed"]
@@ -53,7 +53,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for part in FIXED[self.fusion]:
             if getattr(self, part) not in DEFAULTS:
-                raise Unsupported(f"a recipe of fusion {self.fusion} has no {part} to choose", hint="use parse_recipe")
+                raise CaseError(f"a recipe of fusion {self.fusion} has no {part} to choose", hint="use parse_recipe")
 
     def __str__(self) -> str:
         """Precision, projection and attention always; of the rest, what is not the default."""
@@ -116,7 +116,7 @@ def parse_recipe(text: str, base: Recipe) -> Recipe:
     precision, projection and attention is whole: what it leaves out is the default. Naming a fusion keeps no join,
     ffn, held or launch of the base's; naming a part that the base's fusion fixes takes it apart again.
 
-    Raises   Unsupported if a word is unknown (with the nearest), a part is named twice, or one that its
+    Raises   CaseError if a word is unknown (with the nearest), a part is named twice, or one that its
              fusion fixes.
     """
     part_of = {word: part for part, words in WORDS.items() for word in words}
@@ -124,12 +124,12 @@ def parse_recipe(text: str, base: Recipe) -> Recipe:
     for word in text.strip().split("/"):
         if word not in part_of:
             nearest = difflib.get_close_matches(word, part_of, n=1, cutoff=0.5)
-            raise Unsupported(
+            raise CaseError(
                 f"recipe `{text}`: unknown word `{word}`",
                 hint=f"did you mean `{nearest[0]}`?" if nearest else f"known words: {', '.join(part_of)}",
             )
         if part_of[word] in chosen:
-            raise Unsupported(
+            raise CaseError(
                 f"recipe `{text}`: both `{chosen[part_of[word]]}` and `{word}` name the {part_of[word]}",
                 hint="name each part once",
             )
@@ -139,7 +139,7 @@ def parse_recipe(text: str, base: Recipe) -> Recipe:
     is_taken_apart = "fusion" not in chosen and not set(chosen).isdisjoint(FIXED[base.fusion])
     fusion = chosen.get("fusion", "by-part" if is_taken_apart else base.fusion)
     if clash := [part for part in FIXED[fusion] if part in chosen]:
-        raise Unsupported(
+        raise CaseError(
             f"recipe `{text}`: `{fusion}` has no {' and no '.join(clash)} to choose",
             hint=f"leave out {' and '.join(f'`{chosen[part]}`' for part in clash)}",
         )

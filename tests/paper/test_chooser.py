@@ -8,7 +8,7 @@ from paper import a_record, card, laptop, small
 import frontier.layers.canary as canary_module
 from frontier.case import Case
 from frontier.chooser import UNTRIED, choose
-from frontier.errors import Unsupported
+from frontier.errors import CaseError, Unsupported
 from frontier.recipe import REFERENCE, Recipe
 
 CASE = small(name="mine")
@@ -186,7 +186,7 @@ def test_a_recipe_that_is_asked_for_and_refuses_is_an_error_and_no_fallback(refu
 
 
 def test_a_recipe_that_cannot_be_read_is_an_error() -> None:
-    with pytest.raises(Unsupported, match="unknown word `fa5`"):
+    with pytest.raises(CaseError, match="unknown word `fa5`"):
         choose(CASE, card(), "fa5", [])
 
 

@@ -65,7 +65,7 @@ def test_a_word_that_no_recipe_has_is_no_word_to_leave_out(tune) -> None:  # typ
 
 def test_a_recipe_that_cannot_be_read_is_refused_before_anything_is_timed(tune) -> None:  # type: ignore[no-untyped-def]
     done = tune("--recipes", "fp23")
-    assert done.exit_code == 3 and "unknown word `fp23`" in done.stderr
+    assert done.exit_code == 2 and "unknown word `fp23`" in done.stderr
 
 
 def test_records_that_can_lie_nowhere_are_refused_and_nothing_is_made(tune, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -35,6 +35,19 @@ def test_masks_made_by_queued_work_are_heeded(on_card: Any) -> None:
         assert budget(got, want) < 1 and not on_card.ours.ran_last.startswith("plain")
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("held", [torch.nan, torch.inf, -1e25])
+def test_what_cut_off_tokens_hold_reaches_no_valid_one(on_card: Any, held: float) -> None:
+    """Rows that queued work spoils just before: the question is asked behind it."""
+    lengths_B1 = torch.arange(len(on_card.x), device="cuda")[:, None] * 7
+    padded = torch.arange(on_card.x.shape[1], device="cuda")[None] < on_card.x.shape[1] - lengths_B1
+    clean = on_card.x * padded[..., None]
+    busy()
+    spoilt = clean.masked_fill(~padded[..., None], held)
+    assert budget(on_card.ours(spoilt, padded), on_card.theirs(clean, padded)) < 1
+    assert not on_card.ours.ran_last.startswith("plain")
+
+
 @torch.no_grad()
 def test_weights_that_change_between_queued_calls_are_followed(on_card: Any) -> None:
     for _ in range(4):

@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from frontier.case import Case
+from frontier.chooser import choose
 from frontier.judge.reference import reference
+from frontier.layers.canary import fused_canary
 from frontier.layers.program import make_program
 from frontier.layers.stack import StackProgram
 from frontier.layers.weights import seeded_state
+from frontier.machine import Machine
 from frontier.recipe import REFERENCE, parse_recipe
 
 pytestmark = [pytest.mark.card, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")]
@@ -193,6 +196,13 @@ def test_flags_of_the_first_turn_that_came_too_early_would_be_seen():
     launch._small.fill_(2 * launch.calls)
     program(x_BSD, out_BSD)
     assert not torch.equal(out_BSD, right_BSD)
+
+
+@pytest.mark.parametrize("name", ["1", "2", "6", "7", "13"])
+def test_the_canary_of_fused_stacks_lets_this_cards_choices_through(name):
+    case, machine = Case.load(name), Machine.detect("cuda")
+    chosen = choose(case, machine, passes=float("inf")).recipe
+    assert chosen.fusion != "by-part" and fused_canary(case, chosen, machine) is None
 
 
 def test_rows_of_one_position_are_right():

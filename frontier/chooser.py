@@ -75,13 +75,18 @@ def choose(
     from frontier.layers.canary import fused_canary, why_not
     from frontier.layers.program import refusal as rule
 
-    def refusal(recipe: Recipe) -> str | None:
-        if try_kernels:
-            return why_not(case, recipe, machine, chunk)
-        return (chunk and chunk_refusal(recipe)) or rule(case, recipe, machine)
-
     known = list(read_records() if records is None else records)
     found = candidates(case, machine.name, machine.has_card, known, passes)
+    tried_here = {candidate.recipe for candidate in found if not candidate.is_foreign}
+
+    def refusal(recipe: Recipe) -> str | None:
+        if not try_kernels:
+            return (chunk and chunk_refusal(recipe)) or rule(case, recipe, machine)
+        reason = why_not(case, recipe, machine, chunk)
+        if reason is None and machine.has_card and recipe not in tried_here:
+            reason = fused_canary(case, recipe, machine)
+        return reason
+
     if wanted is not None:
         # Parts that were not named are those of the best candidate with which the named ones can serve.
         asked = list(dict.fromkeys(parse_recipe(wanted, base) for base in [*(c.recipe for c in found), REFERENCE]))
@@ -103,8 +108,6 @@ def choose(
         elif peaks and (candidate.peak_bytes or 0) >= min(peaks):
             reason = f"it holds {show_bytes(candidate.peak_bytes or 0)}, and {show_bytes(min(peaks))} were too much"
         reason = reason or refusal(candidate.recipe)
-        if candidate.is_foreign and try_kernels:
-            reason = reason or fused_canary(case, candidate.recipe, machine)
         if reason is None:
             return Choice(candidate.recipe, candidate.why, tuple(passed_over))
         passed_over.append(f"{candidate.recipe}: {reason}")

@@ -21,7 +21,7 @@ _cases = click.option("--case", "case_names", multiple=True, help="A shipped cas
 @_cases
 @machine_options
 @click.option("--recipes", multiple=True, help="Only these, separated by commas, in place of the table of candidates.")
-@click.option("--without", multiple=True, help="No recipe of the table that has this word, such as bf16.")
+@click.option("--without", multiple=True, help="No recipe that has this word, such as bf16.")
 @click.option("--rounds", type=click.IntRange(2), default=6, show_default=True, help="Of timing, taken in turn.")
 @click.option(
     "--trials",
@@ -92,7 +92,7 @@ def tune(
         made = True
         click.echo(record.to_json() if as_json else show_outcome(record))
     if not made:
-        click.echo("this very source has done all of it on this machine: --again does it once more", err=True)
+        click.echo("nothing is left to do: --again does once more what this very source has done here", err=True)
 
 
 @click.command()

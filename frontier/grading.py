@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -109,13 +109,12 @@ class Grader:
         verdict = verdict_of(reason, rule)
         summary = found.pop("summary", None)
         found.pop("config", None)
-        if summary:  # so it ran, and these are numbers
-            scale = float(_given(options, "--input-scale", "1"))
-            case = replace(case, seed=int(_given(options, "--seed", "0")), input_scale=scale)
+        seed, scale = (_given(options, flag, "1") for flag in ("--seed", "--input-scale"))
+        drawn = {"seed": int(seed), "input_scale": float(scale)} if summary else {}  # numbers, once the script ran
         return Record(
             kind="grade",
             **facts,
-            case=case.as_dict(),
+            case=case.as_dict() | drawn,
             recipe=ran.get("ran_last") or "none",
             command=shlex.join(["python", self.script.name, *options]),
             started=started,

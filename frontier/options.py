@@ -99,7 +99,9 @@ class Door(click.Group):
 
     @staticmethod
     def _end_stopped(ctx: click.Context) -> NoReturn:
-        click.echo("error: stopped by request; what had ended is recorded, and nothing else needs keeping", err=True)
+        click.echo(
+            "error: stopped by request; records that were written stay, and nothing else needs keeping", err=True
+        )
         ctx.exit(130)
 
 

@@ -123,8 +123,11 @@ def _check(table: dict[str, Any]) -> None:
         raise ValueError("what should hold names and values does not")
     if any(type(table["case"].get(size)) is not int or table["case"][size] < 1 for size in _SIZES):
         raise ValueError(f"its case lacks sizes above 0 for {', '.join(_SIZES)}")
-    if not isinstance(table["recipe"], str):
-        raise ValueError(f"its recipe is {table['recipe']!r}")
+    if not isinstance(table["case"].get("name"), str) or type(table["case"].get("causal")) is not bool:
+        raise ValueError("its case lacks a name, or whether it is causal")
+    for key in ("recipe", "machine"):
+        if not isinstance(table[key], str):
+            raise ValueError(f"its {key} is {table[key]!r}")
     if table["kind"] == "tune" and table["notes"]["outcome"] == "pass":
         notes = table["notes"]
         told = [table["call_ms"]["p50"], notes["trials"], notes["noise"], table["verdicts"]["gate"]["budget"]]

@@ -109,9 +109,9 @@ class _Tuning:
     ) -> None:
         self.case, self.machine, self.evidence, self.judge = case, machine, evidence, judge
         self.choices, self.facts, self.walls = choices, facts, walls
-        self.wanted = choices.recipes or tuple(
+        self.wanted = tuple(
             recipe
-            for recipe in candidates(case, machine.has_card)
+            for recipe in choices.recipes or candidates(case, machine.has_card)
             if not set(choices.without) & set(str(recipe).split("/"))
         )
         self.wanted_texts = {str(recipe) for recipe in self.wanted}
@@ -159,7 +159,11 @@ class _Tuning:
         if fastest is None:
             return None
         # Of a recipe that is tried now, what another source's kernels passed counts no more.
-        rivals = [r for r in tuned.ranking(self._known()) if self._is_of_now(r) or r.recipe not in self.wanted_texts]
+        rivals = [
+            rival
+            for rival in tuned.ranking(self._known())
+            if rival.recipe not in self.wanted_texts or (self._is_of_now(rival) and not self._is_short(rival))
+        ]
         faster = sum(tuned.call_ms(rival) < tuned.call_ms(fastest) for rival in rivals)
         return parse_recipe(fastest.recipe, REFERENCE) if faster < self.choices.finalists else None
 

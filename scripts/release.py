@@ -29,12 +29,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--script", required=True, help="the benchmark script")
     parser.add_argument("--output", type=Path, required=True, help="records go here, one a line, behind those there")
-    parser.add_argument("--series", type=int, default=5, choices=range(1, 1000), metavar="N")
+    parser.add_argument("--series", type=int, default=5)
     parser.add_argument("--cases", default="1-13")
     parser.add_argument("--drop-in", help="a file to take class and copy function from")
     parser.add_argument("--commit", help="for a checkout without history")
     parser.add_argument("options", nargs="*", help="for the script, after --")
     given = parser.parse_args()
+    if given.series < 1:
+        parser.error(f"--series {given.series}: name 1 or more")
     if given.output.is_dir() or not given.output.parent.is_dir():
         parser.error(f"no records can be put in `{given.output}`: --output names a file in a folder that exists")
     command = [*GRADE, "--script", given.script, "--cases", given.cases]

@@ -209,7 +209,7 @@ def grouped(trials: Iterable[Trial]) -> list[Group]:
 
 
 def conditions(groups: list[Group]) -> list[Condition]:
-    """Every condition of promotion, in the order in which people ask.
+    """The conditions on trials that were made, in the order in which people ask; a report adds that all were.
 
     A condition on trials that were not made does not hold: promotion needs the whole stress program.
     """

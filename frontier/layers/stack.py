@@ -220,7 +220,10 @@ class StackProgram:
             self._launch(len(span), S, x_BSD[rows], out_BSD[rows], None if valid_BS is None else valid_BS[rows])
 
     def room(self, stream: int | None, turn: Turn, elements: int) -> Tensor:
-        """Memory for a turn's q, k and v, which all shapes of a stream share, as their launches follow each other."""
+        """Memory for a turn's q, k and v, which all shapes of a stream share, as their launches follow each other.
+
+        A larger shape that comes later takes its own; those before it keep theirs.
+        """
         kept = None if stream is None else self._rooms.get((stream, turn))
         if kept is None or kept.numel() < elements:
             dtype = torch.float32 if in_three(self.recipe, turn)[1] else working_dtype(self.recipe)

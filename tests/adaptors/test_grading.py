@@ -44,7 +44,7 @@ WRONG = {
     "options",
     [
         ["--padding-ratio", "0.4"],
-        ["--input-scale", "100", "--no-allow-tf32"],
+        ["--input-scale", "100", "--no-allow-tf32", "--seed", "-1"],
         ["--compile-baseline", "--padding-ratio", "0.2"],
         ["--dtype", "bfloat16"],
         ["--dtype", "float16", "--non-strict-weight-copy"],
@@ -63,6 +63,7 @@ def test_the_drop_in_passes_whatever_options_the_script_is_given(grade: Any, opt
     assert record.recipe == ("plain: rows are not a float32 tensor" if "--dtype" in options else "fp32/packed/flash")
     assert set(notes["runs"]) == {record.recipe}
     assert record.case["input_scale"] == (100 if "--input-scale" in options else 1)
+    assert record.case["seed"] == (-1 if "--seed" in options else 1234)
     assert STAND_IN.read_bytes() == before
 
 

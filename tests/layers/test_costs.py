@@ -89,4 +89,4 @@ def test_what_each_word_holds_is_in_the_ledger() -> None:
     assert held("held-all") > bare
     assert held("tail") == 4 * rows * 2 + 2 * 4 * 1000 * 4  # q, k, v, context; log-sum-exp
     assert held("graph") == 2 * bare + costs.MOST_GRAPHS * 4 * rows
-    assert held("stack") == 2 * (2 * rows * 3 * 2 + 2 * 2 * 63 * 4)  # layers, tokens, q k v, half; counters
+    assert held("stack") == 2 * rows * 3 * 2 + 2 * 2 * 2 * 63 * 4  # layers, tokens, q k v, half; two cuts' counters

@@ -1,9 +1,10 @@
 """The recipe comes from evidence: the fastest that passed and serves here, and the sentence says why."""
 
+import math
 from collections.abc import Callable
 
 import pytest
-from paper import a_record, card, laptop, small
+from paper import a_record, a_tuned, card, laptop, small
 
 import frontier.layers.canary as canary_module
 from frontier.case import Case
@@ -144,17 +145,21 @@ def test_what_the_canary_refuses_is_passed_over_and_named(refuse: Refuse) -> Non
 def test_a_fused_stack_that_other_cards_vouch_for_meets_a_canary_here(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def refusing(case: Case, recipe: Recipe, machine: object) -> str:
+    def refusing(case: Case, recipe: Recipe, machine: object) -> str | None:
         seen.append(str(recipe))
-        return "wrong numbers: 3 of 9 elements fail"
+        return "wrong numbers: 3 of 9 elements fail" if recipe.is_one_kernel else None
 
     monkeypatch.setattr(canary_module, "fused_canary", refusing)
-    of_others = [a_record(CASE, "fp16/packed/cudnn", 1.0, machine="NVIDIA A100")]
-    choice = choose(CASE, card(), records=of_others)
-    assert seen == ["fp16/packed/cudnn"]
-    assert "fp16/packed/cudnn: wrong numbers: 3 of 9 elements fail" in choice.passed_over
+    of_others = [a_tuned(CASE, "fp16/stack/held-small", machine="NVIDIA A100")]
+    choice = choose(CASE, card(), records=of_others, passes=math.inf)
+    assert seen[0] == "fp16/stack/held-small" and str(choice.recipe) == UNTRIED[True]
+    assert choice.passed_over == ("fp16/stack/held-small: wrong numbers: 3 of 9 elements fail",)
+    with pytest.raises(Unsupported, match="wrong numbers: 3 of 9 elements fail"):  # nor where it is asked for
+        choose(CASE, card(), "fp16/stack/held-small", of_others, passes=math.inf)
     seen.clear()
-    assert str(choose(CASE, card(), records=[a_record(CASE, "fp16/packed/cudnn", 1.0)]).recipe) == "fp16/packed/cudnn"
+    own = [a_tuned(CASE, "fp16/stack/held-small", machine=card().name)]
+    assert str(choose(CASE, card(), records=own, passes=math.inf).recipe) == "fp16/stack/held-small"
+    assert str(choose(CASE, card(), "fp16/stack/held-small", own, passes=math.inf).recipe) == "fp16/stack/held-small"
     assert not seen  # this card's own evidence says it
 
 

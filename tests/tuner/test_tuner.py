@@ -179,6 +179,15 @@ def test_what_is_recorded_for_this_source_is_not_done_again_unless_asked(bench, 
     assert len(judge.asked) == len(MS) + 2
 
 
+def test_what_passed_by_fewer_trials_is_done_again(bench, evidence) -> None:
+    """Nor do such passes count as rivals: both finalists go through the larger program."""
+    list(tune([CASE], CPU, evidence, Judge(), choices()))
+    more = choices(stress=STRESS | {"trials": 3, "seeds": 1})
+    again = list(tune([CASE], CPU, EvidenceFile(evidence.path), Judge(), more))
+    assert [r.recipe for r in again if r.notes["stage"] == "stress"] == [str(FAST), str(FLASH)]
+    assert list(tune([CASE], CPU, EvidenceFile(evidence.path), Judge(), more)) == []
+
+
 @pytest.mark.parametrize("change", ["case", "source"])
 def test_another_case_or_another_source_is_tried_anew(bench, evidence, monkeypatch, change: str) -> None:
     list(tune([CASE], CPU, evidence, Judge(), choices()))

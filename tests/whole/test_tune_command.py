@@ -41,7 +41,7 @@ def test_each_outcome_is_a_line_and_a_record_and_the_second_time_there_is_none(t
     more = tune("--trials", "3")  # what passed by fewer is done again
     assert any("fp32/packed/flash" in line for line in more.stdout.splitlines())
     again = tune("--trials", "3")
-    assert again.exit_code == 0 and again.stdout == "" and "--again does it once more" in again.stderr
+    assert again.exit_code == 0 and again.stdout == "" and "--again does once more" in again.stderr
 
 
 def test_an_outcome_as_json_is_the_record(tune, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

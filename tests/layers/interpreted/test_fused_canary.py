@@ -1,14 +1,15 @@
 """A fused stack on a card that has no evidence of its own: its canary lets right numbers through and no others."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
 from stacks import small
 
-from frontier.layers.canary import fused_canary
+from frontier.layers.canary import fused_canary, rows_tried
 from frontier.layers.stack import StackProgram
-from frontier.machine import Machine
+from frontier.machine import CONTEXT_BYTES, Machine
 from frontier.recipe import REFERENCE, parse_recipe
 
 CASE = small(batch_size=3, seq_len=40, d_model=32, heads=2, ffn_dim=32, layers=2)
@@ -43,6 +44,35 @@ def test_wrong_stacks_are_refused_with_a_count(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(StackProgram, "__call__", wrong)
     reason = told()
     assert reason is not None and "elements fail the rule against float32" in reason
+
+
+@pytest.mark.parametrize("words", ["fp16/stack/held-small", "fp16/stack-at-once/held-small"])
+def test_a_second_turn_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    right = StackProgram.__init__
+
+    def wrong(self: StackProgram, *given: object) -> None:
+        right(self, *given)  # type: ignore[arg-type]
+        self.packed["second"][0].mul_(1.05)
+
+    monkeypatch.setattr(StackProgram, "__init__", wrong)
+    reason = told(words)
+    assert reason is not None and reason.startswith("wrong numbers: ")
+
+
+def test_a_mask_that_is_not_heeded_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = StackProgram.__call__
+    monkeypatch.setattr(
+        StackProgram, "__call__", lambda self, x_BSD, out_BSD, valid_BS=None: right(self, x_BSD, out_BSD)
+    )
+    reason = told()
+    assert reason is not None and reason.startswith("wrong numbers under a mask: ")
+
+
+def test_fewer_rows_are_tried_where_the_cases_would_not_fit() -> None:
+    recipe, machine = parse_recipe("fp16/stack/held-small", REFERENCE), Machine.detect("cpu")
+    assert rows_tried(CASE, recipe, machine) == 3
+    tight = dataclasses.replace(machine, device_budget_bytes=CONTEXT_BYTES + 1)
+    assert rows_tried(CASE, recipe, tight) == 1
 
 
 def test_a_stack_that_fails_is_refused_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:

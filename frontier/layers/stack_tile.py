@@ -34,6 +34,7 @@ from frontier.layers.tile_arithmetic import (
     three_dots,
     values,
     visible,
+    weighed,
 )
 
 
@@ -224,15 +225,10 @@ def run_tile(  # type: ignore[no-untyped-def]
                         k_PN = keys(head_ptr + D, near_N, columns_P, all_N, own_P, R)
                         v_NP = values(head_ptr + 2 * D, near_N, columns_P, all_N, own_P, R)
                         s_MN = tl.dot(q_MP, k_PN, input_precision=DOT)
-                        new_M = tl.maximum(top_M, tl.max(s_MN, axis=1))
-                        p_MN = exp2(s_MN - new_M[:, None], FAST)
-                        shrink_M = exp2(top_M - new_M, FAST)
-                        sum_M = sum_M * shrink_M + tl.sum(p_MN, axis=1)
-                        context_MP = tl.dot(p_MN.to(half), v_NP, context_MP * shrink_M[:, None], input_precision=DOT)
+                        p_MN, top_M, sum_M, context_MP = weighed(s_MN, v_NP, top_M, sum_M, context_MP, True, DOT, FAST)
                         if SPLIT_V:
                             low_NP = values(head_ptr + 3 * D, near_N, columns_P, all_N, own_P, R)
-                            context_MP = tl.dot(p_MN.to(half), low_NP, context_MP)
-                        top_M = new_M
+                            context_MP = tl.dot(p_MN, low_NP, context_MP)
                     for n in tl.range(full, stop, N, num_stages=STAGES):
                         near_N = n + tl.arange(0, N)
                         within_N = near_N < stop
@@ -243,15 +239,10 @@ def run_tile(  # type: ignore[no-untyped-def]
                             near_seen_N = tl.load(valid_ptr + b * S + near_N, mask=within_N, other=0) != 0
                         visible_MN = visible(near_N, near_seen_N, place_M, CAUSAL)
                         s_MN = tl.where(visible_MN, tl.dot(q_MP, k_PN, input_precision=DOT), -float("inf"))
-                        new_M = tl.maximum(top_M, tl.max(s_MN, axis=1))
-                        p_MN, safe_M = softened(s_MN, new_M, FAST)
-                        shrink_M = exp2(top_M - safe_M, FAST)
-                        sum_M = sum_M * shrink_M + tl.sum(p_MN, axis=1)
-                        context_MP = tl.dot(p_MN.to(half), v_NP, context_MP * shrink_M[:, None], input_precision=DOT)
+                        p_MN, top_M, sum_M, context_MP = weighed(s_MN, v_NP, top_M, sum_M, context_MP, False, DOT, FAST)
                         if SPLIT_V:
                             low_NP = values(head_ptr + 3 * D, near_N, columns_P, within_N, own_P, R)
-                            context_MP = tl.dot(p_MN.to(half), low_NP, context_MP)
-                        top_M = new_M
+                            context_MP = tl.dot(p_MN, low_NP, context_MP)
                     context_MP *= inverse(tl.where(sum_M == 0.0, 1.0, sum_M), FAST)[:, None]
                 x_MD = tl.dot(context_MP.to(gemm), wo_PD, x_MD, input_precision=DOT)
                 if SPLIT_OUT:  # noqa: SIM102  # what is known when it is compiled, then what is known to a tile

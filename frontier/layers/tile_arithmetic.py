@@ -87,6 +87,24 @@ def softened(s_MN, hidden_top_M, FAST: tl.constexpr):  # type: ignore[no-untyped
 
 
 @triton.jit
+def weighed(  # type: ignore[no-untyped-def]
+    s_MN, v_NP, top_M, sum_M, context_MP, ALL_SEEN: tl.constexpr, DOT: tl.constexpr, FAST: tl.constexpr
+):  # fmt: skip
+    # Some keys' scores into a softmax under way: the weights as v has them, its new top, sum and context.
+    # ALL_SEEN: no score is -inf, and so no top.
+    new_M = tl.maximum(top_M, tl.max(s_MN, axis=1))
+    if ALL_SEEN:
+        safe_M = new_M
+        p_MN = exp2(s_MN - new_M[:, None], FAST)
+    else:
+        p_MN, safe_M = softened(s_MN, new_M, FAST)
+    shrink_M = exp2(top_M - safe_M, FAST)
+    sum_M = sum_M * shrink_M + tl.sum(p_MN, axis=1)
+    p_MN = p_MN.to(v_NP.dtype)
+    return p_MN, new_M, sum_M, tl.dot(p_MN, v_NP, context_MP * shrink_M[:, None], input_precision=DOT)
+
+
+@triton.jit
 def split(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     # What a cast rounds off, as a second number: together they have twice the digits.
     high = x.to(dtype)

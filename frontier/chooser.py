@@ -72,7 +72,8 @@ def choose(
 
     Raises   Unsupported if the recipe asked for refuses: there is no silent fallback.
     """
-    from frontier.layers.canary import fused_canary, why_not
+    from frontier.fused_canary import fused_canary
+    from frontier.layers.canary import why_not
     from frontier.layers.program import refusal as rule
 
     known = list(read_records() if records is None else records)

@@ -23,7 +23,7 @@ FLOORS = (  # lowest first; rooms on one line may not import one another
     {"errors"}, {"units"}, {"spans"},
     {"case", "machine", "recipe", "ranks"},
     {"data", "layers", "stream", "judge"},
-    {"ledger"}, {"planner", "candidates", "timing", "timelock"}, {"record"}, {"tuned"},
+    {"ledger"}, {"planner", "candidates", "timing", "timelock"}, {"record"}, {"tuned", "fused_canary"},
     {"chooser", "rundir", "estimate"}, {"flows", "bench"}, {"runner", "proxy"}, {"gating"}, {"start", "tuner"},
     {"report", "adaptors", "grading", "exporting", "show", "options"}, {"cli_tune", "cli_gate", "cli_dropin"}, {"cli"},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Start-up checks on the user's own card and versions: of an attention kernel, of a stack that one kernel fuses.
+"""A start-up check of an attention kernel on the user's own card, versions and length.
 
 Takes    a kernel's name, a case, a device, perhaps the length of a chunk.
 Gives    the reason for which the kernel must not be used, or None.
@@ -13,15 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from frontier.case import OFFICIAL_ATOL, OFFICIAL_RTOL, Case
+from frontier.case import Case
 from frontier.layers.attention import ATTENTION
 from frontier.layers.block import matmul_precision
 from frontier.layers.cards import on_device
-from frontier.layers.costs import chunk_refusal, most_keys_per_call, workspace_bytes
-from frontier.layers.program import make_program, refusal
-from frontier.layers.weights import seeded_state, working_dtype
+from frontier.layers.costs import chunk_refusal, most_keys_per_call
+from frontier.layers.program import refusal
+from frontier.layers.weights import working_dtype
 from frontier.machine import CONTEXT_BYTES, Machine
-from frontier.recipe import REFERENCE, Recipe
+from frontier.recipe import Recipe
 
 # Of a checked row's length, between float64 and the kernel. Rounding leaves 3e-4 (fp16), 3e-3 (bf16), 1e-6
 # (float32) and 6e-4 (TF32); one dropped block of 64 keys among 100,000 leaves 2.5e-2. Of a log-sum-exp the same as it
@@ -30,10 +30,6 @@ TOLERANCE = {"fp16": 4e-3, "bf16": 1e-2, "fp32": 1e-4, "tf32": 4e-3}
 CANARY_HEADS = 2
 # A CPU would take half a minute for 100,000 positions; its kernels' offsets are 64-bit.
 CPU_MOST_POSITIONS = 8_192
-# Of a fused stack's canary: a cut depends on the batch, and all 1.28 million tokens of case 6 are 0.6 GiB.
-FUSED_MOST_TOKENS = 1 << 21
-# Whoever asks for bf16 or TF32 may have it, though it fails the official rule: three bits fewer; no fewer, but unheld.
-COARSER = {"bf16": 8, "tf32": 2}
 
 
 def why_not(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = None) -> str | None:
@@ -89,56 +85,6 @@ def canary(case: Case, recipe: Recipe, machine: Machine, chunk: int | None = Non
         lines = [*str(reason).strip().splitlines(), *(str(w.message).split(" (Triggered")[0] for w in told)]
         return f"it failed: {'; '.join(lines[:3])[:300]}"
     return None
-
-
-def fused_canary(case: Case, recipe: Recipe, machine: Machine) -> str | None:
-    """Run a stack that a kernel of ours fuses on as many rows as the case has, and check some of them in float32.
-
-    For cards on which it never ran: there it is cut otherwise than where evidence is from. Judged by the official rule,
-    on seeded weights, against the recipe that spells the formula out; where small rows are done again one checked
-    row is such, and a second call has a mask with holes.
-
-    Memory   fewer rows where the case's would take more than half of the device's budget.
-    """
-    if recipe.fusion == "by-part":
-        return None
-    B, S = rows_tried(case, recipe, machine), case.seq_len
-    try:
-        device, state = torch.device(machine.device), seeded_state(case)
-        generator = torch.Generator(device).manual_seed(7)
-        x_BSD = torch.randn(B, S, case.d_model, device=device, generator=generator)
-        if recipe.redoes_small:
-            x_BSD[B // 2, S // 2] *= 0.01
-        holes_BS = torch.arange(B * S, device=device).view(B, S) % 7 != 1
-        program, plain = (make_program(state, case, kind, device) for kind in (recipe, REFERENCE))
-        checked = sorted({0, B // 2, B - 1})
-        for valid_BS in (None, holes_BS):
-            out_BSD, want_BSD = torch.full_like(x_BSD, torch.nan), torch.empty_like(x_BSD[checked])
-            program(x_BSD, out_BSD, valid_BS)
-            plain(x_BSD[checked], want_BSD, None if valid_BS is None else valid_BS[checked])
-            off_BSD = (out_BSD[checked] - want_BSD).abs()
-            off_BSD /= COARSER.get(recipe.precision, 1)
-            passes_BSD = (off_BSD < OFFICIAL_ATOL) | (off_BSD < OFFICIAL_RTOL * want_BSD.abs())  # a NaN is neither
-            if wrong := int((~passes_BSD).sum()):
-                where = "" if valid_BS is None else " under a mask"
-                return (
-                    f"wrong numbers{where}: {wrong:,} of {passes_BSD.numel():,} elements fail the rule against float32"
-                )
-    except Exception as reason:
-        return f"it failed: {[*str(reason).strip().splitlines(), repr(reason)][0][:300]}"
-    return None
-
-
-def rows_tried(case: Case, recipe: Recipe, machine: Machine) -> int:
-    """Rows of a fused stack's canary: the case's, or fewer to hold no more than half of the device's budget."""
-    rows = max(1, min(case.batch_size, FUSED_MOST_TOKENS // case.seq_len))
-    while rows > 1 and _fused_bytes(case, recipe, rows) > (machine.device_budget_bytes - CONTEXT_BYTES) // 2:
-        rows = -(-rows // 2)
-    return rows
-
-
-def _fused_bytes(case: Case, recipe: Recipe, rows: int) -> int:
-    return 2 * rows * case.row_bytes + sum(workspace_bytes(case, recipe, rows).values())
 
 
 def positions_tried(case: Case, machine: Machine, chunk: int | None = None) -> int:

@@ -7,8 +7,8 @@ import torch
 
 from frontier.case import Case
 from frontier.chooser import choose
+from frontier.fused_canary import fused_canary
 from frontier.judge.reference import reference
-from frontier.layers.canary import fused_canary
 from frontier.layers.program import make_program
 from frontier.layers.stack import StackProgram
 from frontier.layers.weights import seeded_state

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from paper import a_record, a_tuned, card, laptop, small
 
+import frontier.fused_canary as fused_module
 import frontier.layers.canary as canary_module
 from frontier.case import Case
 from frontier.chooser import UNTRIED, choose
@@ -149,7 +150,7 @@ def test_a_fused_stack_that_other_cards_vouch_for_meets_a_canary_here(monkeypatc
         seen.append(str(recipe))
         return "wrong numbers: 3 of 9 elements fail" if recipe.is_one_kernel else None
 
-    monkeypatch.setattr(canary_module, "fused_canary", refusing)
+    monkeypatch.setattr(fused_module, "fused_canary", refusing)
     of_others = [a_tuned(CASE, "fp16/stack/held-small", machine="NVIDIA A100")]
     choice = choose(CASE, card(), records=of_others, passes=math.inf)
     assert seen[0] == "fp16/stack/held-small" and str(choice.recipe) == UNTRIED[True]

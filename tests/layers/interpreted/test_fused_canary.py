@@ -7,7 +7,7 @@ import pytest
 import torch
 from stacks import small
 
-from frontier.layers.canary import fused_canary, rows_tried
+from frontier.fused_canary import fused_canary, rows_tried
 from frontier.layers.stack import StackProgram
 from frontier.machine import CONTEXT_BYTES, Machine
 from frontier.recipe import REFERENCE, parse_recipe

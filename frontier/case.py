@@ -16,7 +16,7 @@ from typing import Any
 from frontier.errors import CaseError
 
 SHIPPED_CASES = Path(__file__).resolve().parent.parent / "configs" / "cases"
-_SIZES = ("batch_size", "seq_len", "d_model", "heads", "ffn_dim", "layers")
+SIZES = ("batch_size", "seq_len", "d_model", "heads", "ffn_dim", "layers")
 _MOST = 1 << 40
 FLOAT32_BYTES = 4
 BLOCK_POSITIONS = 4096  # that seeded rows are drawn, and rows hashed, at a time (contract sections 4 and 6)
@@ -48,7 +48,7 @@ class Case:
             _check_type(self.name, field.name, getattr(self, field.name))
         if not self.name.strip():
             raise CaseError("the case has an empty name", hint="give it one: run directories are named after it")
-        for key in _SIZES:
+        for key in SIZES:
             if not 1 <= getattr(self, key) <= _MOST:
                 raise CaseError(
                     f"case {self.name}: {key} is {getattr(self, key)}",
@@ -175,7 +175,7 @@ def _flatten(table: dict[str, Any], file_name: str) -> dict[str, Any]:
                     if nearest
                     else f"known keys: {', '.join(known_keys[prefix])}",
                 )
-    missing = [key for key in ("name", *_SIZES) if key not in table]
+    missing = [key for key in ("name", *SIZES) if key not in table]
     if missing:
         raise CaseError(f"{file_name}: no {', '.join(missing)}", hint="configs/cases/14.toml shows all the keys")
     return {**table, **rule}

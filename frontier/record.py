@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from frontier import __version__
+from frontier.case import SIZES
 from frontier.errors import DataError
 
 SCHEMA = 1
 PACKAGE = Path(__file__).resolve().parent
 EVIDENCE = PACKAGE.parent / "configs" / "evidence"
 TOLD_OF_TUNED = {"stage", "outcome", "promotable", "noise", "trials"}  # by what a choice is made
-_SIZES = ("batch_size", "seq_len", "d_model", "heads", "ffn_dim", "layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ def _check(table: dict[str, Any]) -> None:
     """Raises ValueError, or what Python does at a wrong type, where a choice or a report would stumble."""
     if not all(isinstance(table.get(key, {}), dict) for key in ("case", "verdicts", "notes", "call_ms", "beside_ms")):
         raise ValueError("what should hold names and values does not")
-    if any(type(table["case"].get(size)) is not int or table["case"][size] < 1 for size in _SIZES):
-        raise ValueError(f"its case lacks sizes above 0 for {', '.join(_SIZES)}")
+    if any(type(table["case"].get(size)) is not int or table["case"][size] < 1 for size in SIZES):
+        raise ValueError(f"its case lacks sizes above 0 for {', '.join(SIZES)}")
     if not isinstance(table["case"].get("name"), str) or type(table["case"].get("causal")) is not bool:
         raise ValueError("its case lacks a name, or whether it is causal")
     for key in ("recipe", "machine"):

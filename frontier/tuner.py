@@ -116,7 +116,7 @@ class _Tuning:
         )
         self.wanted_texts = {str(recipe) for recipe in self.wanted}
         # What may be kept of earlier work: with --again nothing, of a pass by fewer trials than are asked nothing.
-        done = [] if choices.again else [r for r in self._known() if self._is_of_now(r) and not self._is_short(r)]
+        done = [] if choices.again else list(filter(self._is_done, self._known()))
         self.kept = {r.recipe: r for r in done}
 
     def outcomes(self) -> Iterator[Record]:
@@ -144,13 +144,11 @@ class _Tuning:
     def _known(self) -> list[Record]:
         return tuned.of_call(tuned.tuned(self.evidence.records, self.machine.name), self.case)
 
-    def _is_of_now(self, record: Record) -> bool:
-        return record.source_sha256 == str(self.facts["source_sha256"])
-
-    def _is_short(self, record: Record) -> bool:
-        asked = self.choices.stress["trials"] * self.choices.stress["seeds"]
-        notes = record.notes
-        return bool(notes["stage"] == "stress" and notes["outcome"] == "pass" and notes["trials"] < asked)
+    def _is_done(self, record: Record) -> bool:
+        """By this very source; and what passed the stress program, by as many trials as are asked now."""
+        asked, notes = self.choices.stress["trials"] * self.choices.stress["seeds"], record.notes
+        is_short = notes["stage"] == "stress" and notes["outcome"] == "pass" and notes["trials"] < asked
+        return record.source_sha256 == str(self.facts["source_sha256"]) and not is_short
 
     def _finalist(self) -> Recipe | None:
         """The fastest that was screened only, unless enough faster ones have passed the whole program."""
@@ -159,11 +157,7 @@ class _Tuning:
         if fastest is None:
             return None
         # Of a recipe that is tried now, what another source's kernels passed counts no more.
-        rivals = [
-            rival
-            for rival in tuned.ranking(self._known())
-            if rival.recipe not in self.wanted_texts or (self._is_of_now(rival) and not self._is_short(rival))
-        ]
+        rivals = [r for r in tuned.ranking(self._known()) if self._is_done(r) or r.recipe not in self.wanted_texts]
         faster = sum(tuned.call_ms(rival) < tuned.call_ms(fastest) for rival in rivals)
         return parse_recipe(fastest.recipe, REFERENCE) if faster < self.choices.finalists else None
 

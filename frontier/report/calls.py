@@ -267,8 +267,7 @@ def why_not(record: Record, case: Tuned) -> str:
     gate = record.verdicts["gate"]
     if record.notes["outcome"] == "fail":
         return f"fails the gate: {_worst(gate)}"
-    is_denied = record.notes["stage"] == "stress" and not record.notes["promotable"]
-    if case.choice is not None and not is_denied:
+    if case.choice is not None and tuned.why_denied(record) is None:
         slower = -tuned.lead(record, case.choice)
         noise = tuned.band(record, case.choice)
         if abs(slower) <= noise:

@@ -5,10 +5,8 @@ Gives    Markdown: a row a grade; medians of a commit's runs, and geometric mean
 Knows nothing of how the script was run.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from frontier.case import shipped_names
 from frontier.record import Record
@@ -52,12 +50,9 @@ def _series(grades: list[Record]) -> Iterator[str]:
                     for name, found in passed.items()
                 ],
             )
-        mean = math.exp(math.fsum(math.log(_median(found)) for found in passed.values()) / len(names))
+        medians = [statistics.median(notes["speedup"] for notes in found) for found in passed.values()]
+        mean = statistics.geometric_mean(medians)
         yield f"Geometric mean of the speedups at {where}: **{mean:.2f} x**."
-
-
-def _median(found: list[dict[str, Any]]) -> float:
-    return float(statistics.median(notes["speedup"] for notes in found))
 
 
 def _span(values: list[float], form: str) -> str:
